@@ -12,9 +12,11 @@ from svdq.cli.formatting import echo, echo_json, named
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import MANY
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.submitting.finishing import FinishRequest, submit_finishing
-from svdq.producer.submitting.photo_requests import PhotoRequest
-from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit_all
+from svdq.producer.submitting.entries import Submission
+from svdq.producer.submitting.finishing import submit_finishing
+from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.sources import PhotoRequest
+from svdq.producer.submitting.submission import BadPhotosError, Observer, submit_all
 from svdq.producer.text import count, duration, rfc3339
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Bar(Observer):
 
 def submit_and_print(
     settings: "Settings",
-    requests: Sequence[PhotoRequest | InputError] | Sequence[FinishRequest],
+    requests: Sequence[PhotoRequest | InputError],
     *,
     skip_bad: bool = False,
     dry_run: bool = False,
@@ -76,9 +78,10 @@ def submit_and_print(
     """
     if dry_run and do_wait:
         raise InputError("--dry-run queues nothing to --wait for; leave out one of them.")
-    finishing = [request for request in requests if isinstance(request, FinishRequest)]
-    photos = [request for request in requests if not isinstance(request, FinishRequest)]
-    num_jobs = sum(request.spec.num_jobs for request in requests if not isinstance(request, InputError))
+    readable = [request for request in requests if isinstance(request, PhotoRequest)]
+    finishing = [request for request in readable if request.result is not None]
+    specs = [request.spec for request in readable]
+    num_jobs = sum(spec.num_jobs for spec in specs)
     is_bulk = num_jobs >= MANY
     has_lines = not as_json and (verbose or not is_bulk)
     # Lines and a bar on the same terminal would mix.
@@ -88,7 +91,7 @@ def submit_and_print(
         with contextlib.closing(Bar(is_drawn=is_drawn)) as bar:
             how: Any = {"skip_bad": skip_bad, "dry_run": dry_run, "observer": bar}
             submissions = (
-                submit_finishing(settings, finishing, **how) if finishing else submit_all(settings, photos, **how)
+                submit_finishing(settings, finishing, **how) if finishing else submit_all(settings, requests, **how)
             )
             try:
                 for submission in submissions:
@@ -106,16 +109,16 @@ def submit_and_print(
     except UnavailableError as error:
         if not made or dry_run:
             raise
-        raise UnavailableError(f"{error} {_how_to_go_on(requests, made)}") from error
+        raise UnavailableError(f"{error} {_how_to_go_on(specs, made)}") from error
     except KeyboardInterrupt:
         if not dry_run:
-            echo(f"Interrupted. {_how_to_go_on(requests, made)}", err=True)
+            echo(f"Interrupted. {_how_to_go_on(specs, made)}", err=True)
         raise
     num_new = sum(submission.is_new for submission in made)
     totals = f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}."
     if dry_run and not as_json:
         echo(f"Nothing was queued. {totals}")
-        echo(*_expected_end(settings, photos, num_new))
+        echo(*_expected_end(settings, specs if not finishing else (), num_new))
     elif is_bulk and not as_json:
         echo(f"{totals} `svdq list` shows the newest.")
     _print_surprises(made, dry_run=dry_run)
@@ -126,9 +129,8 @@ def submit_and_print(
     return max(exit_code, _wait(settings, made, as_json)) if do_wait else exit_code
 
 
-def _how_to_go_on(requests: Sequence[Any], made: Sequence[Submission]) -> str:
+def _how_to_go_on(specs: Sequence[JobSpec], made: Sequence[Submission]) -> str:
     """Say how many jobs are queued at least, since answers may have been lost, and how to queue the rest."""
-    specs = [request.spec for request in requests if not isinstance(request, InputError)]
     queued = f"Of {count(sum(spec.num_jobs for spec in specs), 'job')}, at least {len(made):,} are queued;"
     if not any(spec.force for spec in specs):
         return f"{queued} the same command queues the rest."
@@ -163,13 +165,12 @@ def print_reasons(reasons: Sequence[str]) -> None:
         echo(f"… and {len(reasons) - MAX_REASONS:,} more.", err=True)
 
 
-def _expected_end(settings: "Settings", requests: Sequence[PhotoRequest | InputError], num_jobs: int) -> list[str]:
+def _expected_end(settings: "Settings", specs: Sequence[JobSpec], num_jobs: int) -> list[str]:
     """Say when new jobs would be done, as far as the workers have measured such videos."""
     from svdq.producer.queue import session
     from svdq.producer.status.snapshot import take
     from svdq.producer.submitting.foresight import estimate_of
 
-    specs = [request.spec for request in requests if isinstance(request, PhotoRequest)]
     if not specs or not num_jobs:
         return []
     with session(settings) as connection:

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from svdq.producer.settings_loader import load_settings
     from svdq.producer.status.job_view import JobView, cancel, job_status, retry, wait_for_jobs
     from svdq.producer.submitting.draft import SubmitOptions
-    from svdq.producer.submitting.submission import Submission, submit
+    from svdq.producer.submitting.entries import Submission
+    from svdq.producer.submitting.submission import submit
 
 __all__ = [
     "InputError",
@@ -31,7 +32,8 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("InputError", "SvdqError", "UnavailableError"), "svdq.pipeline.errors"),
     **dict.fromkeys(("JobView", "cancel", "job_status", "retry", "wait_for_jobs"), "svdq.producer.status.job_view"),
-    **dict.fromkeys(("Submission", "submit"), "svdq.producer.submitting.submission"),
+    "Submission": "svdq.producer.submitting.entries",
+    "submit": "svdq.producer.submitting.submission",
     "Settings": "svdq.producer.settings",
     "load_settings": "svdq.producer.settings_loader",
     "SubmitOptions": "svdq.producer.submitting.draft",

@@ -11,9 +11,10 @@ from rq.utils import utcformat
 
 from svdq.producer import keys
 from svdq.producer.job import JOBS, Job
-from svdq.producer.queue import SvdqQueue, read_job
+from svdq.producer.queue import SvdqQueue, fetch, read_job
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry
 
 SvdJob, WanJob = JOBS["svd"], JOBS["wan"]
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
@@ -22,7 +23,8 @@ NOTICE = "preview (no diffusion model)"
 
 def enqueue(connection: redis.Redis, job: Job, job_id: str, priority: str = "default") -> rq.job.Job:
     """Enqueue one job; the one that is there already is returned as it is."""
-    return enqueue_many(connection, [Entry(job=job, job_id=job_id, priority=priority)])[0].rq_job
+    enqueue_many(connection, [Entry(job=job, job_id=job_id, priority=priority)])
+    return fetch(connection, job_id)
 
 
 def add(connection: redis.Redis, number: int, priority: str = "default", **fields: object) -> rq.job.Job:

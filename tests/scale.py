@@ -23,7 +23,8 @@ from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.queue import queue_of
 from svdq.producer.status import selection, snapshot
 from svdq.producer.status.registries import counts, newest_ids
-from svdq.producer.submitting.enqueue import CHUNK, Entry, enqueue_many
+from svdq.producer.submitting.enqueue import CHUNK, enqueue_many
+from svdq.producer.submitting.entries import Entry
 from tests.queued import SvdJob
 
 TIMES = 5  # how often each command is timed

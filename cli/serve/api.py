@@ -32,10 +32,10 @@ from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.selection import place_of, read_page
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.draft import Draft
+from svdq.producer.submitting.entries import Submission
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
 from svdq.producer.submitting.model_choice import expected_model
 from svdq.producer.submitting.parameters import SEED_BITS
-from svdq.producer.submitting.submission import Submission
 
 MAX_ENDS = 1000  # ends of pages that are remembered: their jobs may be deleted before the next page is asked for
 #: Headers of the answer of `/v1/videos/sync`.

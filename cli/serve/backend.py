@@ -30,12 +30,13 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.draft import Draft
-from svdq.producer.submitting.finishing import FinishRequest, submit_finishing
+from svdq.producer.submitting.entries import Submission
+from svdq.producer.submitting.finishing import submit_finishing
 from svdq.producer.submitting.foresight import TooManyWaitingError
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.photos import Photo
-from svdq.producer.submitting.submission import Submission, submit_all
+from svdq.producer.submitting.sources import PhotoRequest
+from svdq.producer.submitting.submission import submit_all
 from svdq.producer.threads import Budget
 
 logger = logging.getLogger(__name__)
@@ -137,9 +138,8 @@ class Backend:
         def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
             with PHOTO_BYTES.take(num_bytes):
                 first, *last = (replace(photo, data=_content(file)) for photo, file in zip(photos, files, strict=True))
-                request = PhotoRequest(path=first.path, spec=spec, photo=first, source=source)
-                if last:
-                    request = replace(request, last=last[0].path, last_photo=last[0])
+                photo = replace(first, last=last[0] if last else None)
+                request = PhotoRequest(path=photo.path, spec=spec, photo=photo, source=source)
                 submissions = list(submit_all(self.settings, [request], connection=connection, storage=self.storage))
             if spec.at is None:  # a scheduled job that is asked for now does not wait for its time
                 for number, submission in enumerate(submissions):
@@ -191,7 +191,7 @@ class Backend:
                 if mark != "keep" or job_id not in found:
                     problems[job_id] = "Its files were removed." if mark == "keep" else "Only kept videos are upscaled."
                     continue
-                request = FinishRequest(result=found[job_id], spec=spec)
+                request = PhotoRequest(result=found[job_id], spec=spec)
                 try:
                     list(submit_finishing(self.settings, [request], connection=connection, storage=self.storage))
                 except InputError as error:

@@ -1,9 +1,8 @@
 """Enqueues jobs in RQ's queues, each atomically and once: at once, at a set time, or after other jobs."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Sequence
+from dataclasses import replace
 
 import redis
 import rq
@@ -15,39 +14,16 @@ from rq.utils import now
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys, lua
 from svdq.producer.chains import record_link
-from svdq.producer.job import Job
 from svdq.producer.job_control import in_seconds, retry, unfinished
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of, read_job
 from svdq.producer.records import JobArguments
+from svdq.producer.submitting.entries import Entry, Submission
 from svdq.producer.untrusted_job import key_of
 
 CHUNK = 500  # number of jobs sent to Redis in one round trip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A job to be enqueued."""
-
-    job: Job
-    job_id: str
-    photo: str = ""  # the path of its photo, for display
-    warning: str = ""
-    priority: str = "default"
-    at: datetime | None = None  # when to queue it, with a time zone; None means at once
-    notes: Mapping[str, str] = field(default_factory=dict)
-    owner: str = ""  # whose job it is; an existing job keeps its owner
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Enqueued:
-    """The outcome of enqueuing an entry."""
-
-    rq_job: rq.job.Job  # the new job, or the existing one with this id
-    is_new: bool
-    was: str = ""  # how an existing job had ended that is queued again: failed, stopped or canceled; "" for others
-
-
-def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqueued]:
+def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Submission]:
     """Enqueue jobs in one round trip; of those whose id exists, only the failed and canceled ones are queued again.
 
     A kill in between loses and duplicates nothing: each job is enqueued atomically, and the rest can be enqueued again.
@@ -79,16 +55,16 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
     for name, job_ids in added.items():  # a kill before this leaves them at the end of their queue
         SvdqQueue(name, connection=connection).take_turns(job_ids)
     known = fetch_many(connection, [entry.job_id for entry, is_new in zip(entries, are_new, strict=True) if not is_new])
-    enqueued = []
+    made = []
     for entry, rq_job, is_new in zip(entries, rq_jobs, are_new, strict=True):
         if is_new < 0:
             raise being_removed(entry.job.original)
         found = rq_job if is_new else next(known)
         if found is None:  # it has been deleted since
-            enqueued += enqueue_many(connection, [entry])
+            made += enqueue_many(connection, [entry])
         else:
-            enqueued.append(Enqueued(rq_job=found, is_new=True) if is_new else _queue_again(connection, entry, found))
-    return enqueued
+            made.append(_new(entry, rq_job) if is_new else _queue_again(connection, entry, found))
+    return made
 
 
 def being_removed(job_id: str) -> InputError:
@@ -96,24 +72,32 @@ def being_removed(job_id: str) -> InputError:
     return InputError(f"The video of job {job_id!r} is being removed, so nothing can be made of it.")
 
 
-def enqueue_chain(connection: redis.Redis, links: Sequence[Entry], after: Sequence[str] = ()) -> list[Enqueued]:
-    """Enqueue the links of a chain, or one job, the first one after other jobs; raises as `enqueue_after`."""
-    done: list[Enqueued] = []
+def enqueue_chain(connection: redis.Redis, links: Sequence[Entry]) -> list[Submission]:
+    """Enqueue the links of a chain, or one job, which may be after other jobs; raises as `enqueue_after`."""
+    done: list[Submission] = []
     for entry in links:
-        if done and (before := read_job(done[-1].rq_job)):  # their files are beside each other
-            entry = replace(entry, job=entry.job.model_copy(update={"name": before.name, "folder": before.folder}))
-        parents = [entry.job.predecessor] if entry.job.predecessor else after
-        done += [enqueue_after(connection, entry, parents)] if parents else enqueue_many(connection, [entry])
+        if done:  # their files are beside each other
+            beside = {"name": done[-1].job.name, "folder": done[-1].job.folder}
+            entry = replace(entry, job=entry.job.model_copy(update=beside))
+        done += [enqueue_after(connection, entry)] if entry.after else enqueue_many(connection, [entry])
     return done
 
 
-def _queue_again(connection: redis.Redis, entry: Entry, existing: rq.job.Job, after: Sequence[str] = ()) -> Enqueued:
-    status = existing.get_status(refresh=False)
-    if status.value in keys.UNRENDERED:
+def _new(entry: Entry, rq_job: rq.job.Job) -> Submission:
+    return Submission(entry=entry, job=entry.job, status=rq_job.get_status(refresh=False).value, is_new=True)
+
+
+def _queue_again(connection: redis.Redis, entry: Entry, existing: rq.job.Job) -> Submission:
+    was, status = "", existing.get_status(refresh=False).value
+    if status in keys.UNRENDERED:
         with contextlib.suppress(InputError):  # another process has just changed it
-            retry(connection, existing.id, priority=entry.priority, at=entry.at, after=after)
-            return Enqueued(rq_job=fetch(connection, existing.id), is_new=False, was=status.value)
-    return Enqueued(rq_job=existing, is_new=False)
+            retry(connection, existing.id, priority=entry.priority, at=entry.at, after=entry.after)
+            was, existing = status, fetch(connection, existing.id)
+    recorded = read_job(existing)
+    if recorded is None:
+        raise InputError(f"Job {entry.job_id} is in Redis but its parameters cannot be read; submit with --force.")
+    status = existing.get_status(refresh=False).value
+    return Submission(entry=entry, job=recorded, status=status, is_new=bool(was), was=was)
 
 
 def new_rq_job(queue: SvdqQueue, entry: Entry, *, after: Sequence[str] = ()) -> rq.job.Job:
@@ -137,8 +121,8 @@ def new_rq_job(queue: SvdqQueue, entry: Entry, *, after: Sequence[str] = ()) -> 
     return rq_job
 
 
-def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[str]) -> Enqueued:
-    """Enqueue a job as `enqueue_many` does, but as soon as other jobs have finished or failed.
+def enqueue_after(connection: redis.Redis, entry: Entry) -> Submission:
+    """Enqueue a job as `enqueue_many` does, but as soon as the jobs in `Entry.after` have finished or failed.
 
     As in RQ, a canceled job keeps the jobs after it waiting, until it is retried or they are canceled. Raises
     InputError if there is no such other job, it is canceled already, or the id is taken by an unreadable record.
@@ -146,18 +130,18 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
     queue = queue_of(connection, entry.priority, entry.job.model)
     while True:
         with connection.pipeline() as pipeline, contextlib.suppress(WatchError, NoSuchJobError):
-            pipeline.watch(*map(key_of, (entry.job_id, *parent_ids)))  # type: ignore[no-untyped-call]
+            pipeline.watch(*map(key_of, (entry.job_id, *entry.after)))  # type: ignore[no-untyped-call]
             (existing,) = fetch_many(connection, [entry.job_id])
             if existing is not None:
-                return _queue_again(connection, entry, existing, parent_ids)
+                return _queue_again(connection, entry, existing)
             if entry.job.predecessor:
                 pipeline.watch(f"{keys.REMOVING}{entry.job.predecessor}")  # type: ignore[no-untyped-call]
                 if connection.exists(f"{keys.REMOVING}{entry.job.predecessor}"):
                     raise being_removed(entry.job.predecessor)
-            pending_ids = unfinished(connection, parent_ids)
+            pending_ids = unfinished(connection, entry.after)
             rq_job = new_rq_job(queue, entry, after=pending_ids)
             queue.enqueue_job(rq_job, pipeline=pipeline)
             if entry.job.predecessor:
                 record_link(pipeline, entry.job.predecessor, entry.job_id)
             pipeline.execute()
-            return Enqueued(rq_job=rq_job, is_new=True)
+            return _new(entry, rq_job)

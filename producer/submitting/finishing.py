@@ -1,9 +1,10 @@
 """Submits jobs that upscale finished videos, without denoising them again."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 import redis
 
@@ -12,6 +13,7 @@ from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.image import open_photo
 from svdq.producer import job_control
 from svdq.producer.job import Job, latents_key, parse_job
+from svdq.producer.name_templates import render_name
 from svdq.producer.queue import fetch_many, read_arguments, session
 from svdq.producer.records import LINK_NOTE, REPLACED_NOTE, SOURCE_NOTE, TAKEN_NOTE
 from svdq.producer.results.fetch import results_of
@@ -20,24 +22,19 @@ from svdq.producer.results.holders import record_copies
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.draft import Draft
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
-from svdq.producer.submitting.foresight import check_max_waiting
-from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry, Submission
+from svdq.producer.submitting.foresight import check_max_waiting, foresee
+from svdq.producer.submitting.job_spec import ANY_DAY, JobSpec
 from svdq.producer.submitting.model_choice import render_again
-from svdq.producer.submitting.submission import Observer, Submission, claim_storage, foresee, submission_of
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishRequest:
-    """A finished video, and how it is to be upscaled."""
-
-    result: Result
-    spec: JobSpec
+from svdq.producer.submitting.new_job import valid_job
+from svdq.producer.submitting.sources import PhotoRequest
+from svdq.producer.submitting.submission import Observer, claim_storage
 
 
 def finish_requests(
     settings: Settings, spec: JobSpec, job_ids: Sequence[str], *, kept: bool = False
-) -> list[FinishRequest]:
+) -> list[PhotoRequest]:
     """Ask for the videos of jobs, by prefixes of their ids, or for those that are marked to keep, to be upscaled.
 
     Raises InputError unless `spec` says how to upscale and nothing else about the video, as `results_of`, and where
@@ -64,12 +61,12 @@ def finish_requests(
             raise InputError("No finished video is marked to keep; mark some with `svdq mark keep ID`, or on the page.")
     else:
         results = results_of(settings, storage, job_ids)
-    return [FinishRequest(result=result, spec=spec) for result in results]
+    return [PhotoRequest(result=result, spec=spec) for result in results]
 
 
 def submit_finishing(
     settings: Settings,
-    requests: Sequence[FinishRequest],
+    requests: Sequence[PhotoRequest],
     *,
     skip_bad: bool = False,
     dry_run: bool = False,
@@ -81,34 +78,33 @@ def submit_finishing(
     observer, storage = observer or Observer(), storage or Storage.open_for_command(settings.storage)
     with session(settings, connection) as connection:
         entries: dict[str, Entry] = {}
-        made: dict[str, FinishRequest] = {}
+        copies: dict[str, str] = {}  # the job whose video each upscales
         for index, request in enumerate(requests, 1):
             try:
-                entry = _entry(settings, connection, storage, request, index)
+                assert request.result is not None
+                entry = _entry(settings, connection, storage, request.result, request.spec, index)
             except InputError as error:
                 if not skip_bad:
                     raise
                 observer.leave_out(str(error))
             else:
                 entries.setdefault(entry.job_id, entry)
-                made.setdefault(entry.job_id, request)
+                copies.setdefault(entry.job_id, request.result.job_id)
         check_max_waiting(connection, entries.values(), settings.max_waiting)
         if dry_run:
             yield from foresee(connection, entries.values())
             return
         claim_storage(connection, storage)
-        copies = {each: request.result.job_id for each, request in made.items()}
         record_copies(
             connection, {each: origin for each, origin in copies.items() if origin != entries[each].job.original}
         )
-        enqueued = enqueue_many(connection, list(entries.values()))
-        again = render_again(connection, storage, {}, enqueued)
-        for entry, each in zip(entries.values(), enqueued, strict=True):
-            yield submission_of(entry, each, again.get(entry.job_id, ""))
+        yield from render_again(connection, storage, {}, enqueue_many(connection, list(entries.values())))
 
 
-def _entry(settings: Settings, connection: redis.Redis, storage: Storage, request: FinishRequest, index: int) -> Entry:
-    result, spec = request.result, request.spec
+def _entry(
+    settings: Settings, connection: redis.Redis, storage: Storage, result: Result, spec: JobSpec, index: int
+) -> Entry:
+    """Create the job that upscales a finished video; its files are beside the video's unless there is a template."""
     where = storage.location(result.sidecar.key)
     try:
         made = parse_job(result.document.job)
@@ -121,16 +117,29 @@ def _entry(settings: Settings, connection: redis.Redis, storage: Storage, reques
         )
     # Of a video that was upscaled later, the one that was rendered.
     finished = made.finishes or result.sidecar.key.removeprefix(f"{OUTPUTS}/").removesuffix(".json")
+    values = made.model_dump() | {"upscale": spec.options[0].upscale, "chained": False, "finishes": finished}
+    job = valid_job(type(made), values)
     source = result.document.source
-    job, job_id = spec.finishing(made, finished, PurePosixPath(source).stem or made.name, source, index)
+    of_id, of_files = (
+        _placed(spec, job, spec.values_of(job, PurePosixPath(source).stem or made.name, source, number, day=day))
+        for number, day in ((0, ANY_DAY), (index, None))
+    )
+    given_name = of_id.name if spec.name is not None else ""
+    nonce = secrets.token_hex(8) if spec.force else ""
     return Entry(
-        job=job,
-        job_id=job_id,
+        job=of_files,
+        job_id=of_id.digest(seed_was_drawn=False, given_name=given_name, nonce=nonce),
         priority=spec.priority,
         at=spec.at,
         notes=_notes(connection, storage, made, result),
         owner=spec.owner or settings.owner,
     )
+
+
+def _placed(spec: JobSpec, job: Job, values: Mapping[str, Any]) -> Job:
+    folder = spec.folder_of(values) if spec.folder else job.folder
+    name = render_name(spec.name, values) if spec.name is not None else job.name
+    return job.model_copy(update={"folder": folder, "name": name})
 
 
 def _notes(connection: redis.Redis, storage: Storage, made: Job, result: Result) -> dict[str, str]:

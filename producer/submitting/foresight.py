@@ -15,17 +15,20 @@ from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, with
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.status.selection import owners_of
 from svdq.producer.status.snapshot import Snapshot
-from svdq.producer.submitting.enqueue import CHUNK, Entry
+from svdq.producer.submitting.enqueue import CHUNK
+from svdq.producer.submitting.entries import Entry, Submission
 from svdq.producer.submitting.job_spec import JobSpec
 
 
-def existing(connection: redis.Redis, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str, bool]]:
-    """Yield each job with the status of the one that exists, "" without one, and whether it would be queued."""
+def foresee(connection: redis.Redis, entries: Iterable[Entry]) -> Iterator[Submission]:
+    """Yield what would come of enqueuing entries; changes nothing."""
     entries, seen = iter(entries), set()
     while chunk := list(islice(entries, CHUNK)):
         found = statuses(connection, [entry.job_id for entry in chunk])
         for entry, status in zip(chunk, found, strict=True):
-            yield entry, status or "", (status is None or status in UNRENDERED) and entry.job_id not in seen
+            is_new = (status is None or status in UNRENDERED) and entry.job_id not in seen
+            was = status or "" if is_new else ""
+            yield Submission(entry=entry, job=entry.job, status=status or "new", is_new=is_new, was=was)
             seen.add(entry.job_id)
 
 
@@ -38,8 +41,8 @@ def check_max_waiting(connection: redis.Redis, entries: Iterable[Entry], limit: 
 
     Submissions at the same moment do not see each other.
     """
-    found = existing(connection, entries) if limit is not None else ()
-    numbers = Counter(entry.owner for entry, _, is_new in found if is_new)
+    found = foresee(connection, entries) if limit is not None else ()
+    numbers = Counter(each.entry.owner for each in found if each.is_new)
     if limit is None or not numbers:
         return
     waiting = Counter(owners_of(connection, newest_ids(connection, statuses=WAITING)))

@@ -1,7 +1,5 @@
 """The videos to make of a photo: their parameters, number, time and names; makes jobs of them."""
 
-import hashlib
-import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -9,14 +7,11 @@ from datetime import date, datetime
 from itertools import product
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-
-from svdq.pipeline.errors import InputError, first_error
-from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, published_model
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.families import FAMILIES
 from svdq.pipeline.models.known_model import KnownModel
-from svdq.pipeline.video_parameters import MAX_SIDE, LoraChoice
-from svdq.producer.job import JOBS, Job, last_frame_key, model_stem
+from svdq.pipeline.video_parameters import LoraChoice
+from svdq.producer.job import Job, model_stem
 from svdq.producer.name_templates import (
     checked_folder,
     has_field,
@@ -27,12 +22,15 @@ from svdq.producer.name_templates import (
     template_values,
 )
 from svdq.producer.queue import check_priority
+from svdq.producer.records import LINK_NOTE, LOCATION_NOTE, SOURCE_NOTE, TAKEN_NOTE
+from svdq.producer.submitting.chain_jobs import check_first, further_links
 from svdq.producer.submitting.draft import Draft
-from svdq.producer.submitting.parameters import MAX_VIDEOS, SEED_BITS, WITH_PROMPTS, as_flag, shorten
-from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size
+from svdq.producer.submitting.entries import Entry
+from svdq.producer.submitting.new_job import known_for, make_job, seed_of
+from svdq.producer.submitting.parameters import MAX_VIDEOS, WITH_PROMPTS, as_flag
+from svdq.producer.submitting.photos import Photo, crop_warning
 
-_AUTO_MULTIPLE = 32  # of sides that are chosen: Wan 2.2 TI2V-5B needs 32
-_ANY_DAY = date(2000, 1, 1)  # in ids, which do not depend on the day
+ANY_DAY = date(2000, 1, 1)  # in ids, which do not depend on the day
 #: Placeholder for the storage key of a photo that is not checked yet.
 ANY_PHOTO = f"inputs/{'0' * 64}.jpg"
 
@@ -122,65 +120,38 @@ class JobSpec:
         for options in self.options:
             for variation in {0, self.variations - 1}:
                 job = self._make(options, variation, spell, image=ANY_PHOTO, name="photo")
-                self._check_chain(job, spell)
-                *_, (end, _) = [(job, ""), *self._links(job, "0" * 20, options, spell)]
-                self._check_last_frame(end, spell)
+                if self.then:
+                    check_first(job, spell)
+                first = Entry(job=job, job_id="0" * 20)
+                *_, end = (first, *further_links(first, options, self.then, self.then_loras, spell))
+                self._check_last_frame(end.job, spell)
                 self._check_step_cache(job)
             if self.name is not None:
-                render_name(self.name, self._values(job, "photo", index=1, variation=0))
-            self._folder_of(self._values(job, "photo", index=1, variation=0))
-
-    def usual_size(self, job: Job) -> tuple[int, int]:
-        """Return width and height in pixels that the expected model chooses for a job that leaves them open."""
-        usual = _known_for(self.model, job.family).usual
-        return usual.width, usual.height
+                render_name(self.name, self.values_of(job, "photo"))
+            self.folder_of(self.values_of(job, "photo"))
 
     def example(self) -> Job:
         """Return the first job of any photo."""
         return self._make(self.options[0], 0, image=ANY_PHOTO, name="photo")
 
-    def jobs(self, photo: Photo, first_index: int) -> Iterator[tuple[Job, str]]:
-        """Create the jobs of a photo, each with its id; the first is number `first_index` of the submission, from 1."""
-        videos = product(self.options, range(self.variations))
-        for number, (options, variation) in enumerate(videos):
-            options = replace(options, last_image=photo.last.key) if photo.last else options
-            job, job_id = self._job(photo, options, variation, first_index + number * self.num_links)
+    def entries(self, photo: Photo, first_index: int) -> Iterator[Entry]:
+        """Create the jobs of a photo; the first is number `first_index` of the submission, from 1."""
+        for number, (draft, variation) in enumerate(product(self.options, range(self.variations))):
+            draft = replace(draft, last_image=photo.last.key) if photo.last else draft
             index = first_index + number * self.num_links
-            folder = self._folder_of(self._values(job, photo.name, photo.source, index=index, variation=variation))
-            for each, each_id in [(job, job_id), *self._links(job, job_id, options)]:
-                yield each.model_copy(update={"folder": folder}), each_id
+            first = self._entry(photo, draft, variation, index)
+            folder = self.folder_of(self.values_of(first.job, photo.name, photo.source, index, variation))
+            for each in (first, *further_links(first, draft, self.then, self.then_loras)):
+                yield replace(each, job=each.job.model_copy(update={"folder": folder}))
 
-    def finishing(self, made: Job, finished: str, stem: str, source: str, index: int) -> tuple[Job, str]:
-        """Create the job that upscales a finished video, with its id; `finished` is as `Job.finishes`.
-
-        Its files are beside the video's unless there is a template. `stem` and `source` are the photo's,
-        and `index` is the number of the job in the submission, from 1. Raises InputError.
-        """
-        values = made.model_dump() | {"upscale": self.options[0].upscale, "chained": False, "finishes": finished}
-        try:
-            job = type(made).model_validate(values)
-        except ValidationError as error:
-            raise _as_input_error(error, type(made), values, as_flag) from error
-        of_id, of_files = (
-            self._placed(job, self._values(job, stem, source, index=index, variation=0, day=day))
-            for index, day in ((0, _ANY_DAY), (index, None))
-        )
-        given_name = of_id.name if self.name is not None else ""
-        nonce = secrets.token_hex(8) if self.force else ""
-        return of_files, of_id.digest(seed_was_drawn=False, given_name=given_name, nonce=nonce)
-
-    def _placed(self, job: Job, values: Mapping[str, Any]) -> Job:
-        folder = self._folder_of(values) if self.folder else job.folder
-        name = render_name(self.name, values) if self.name is not None else job.name
-        return job.model_copy(update={"folder": folder, "name": name})
-
-    def _folder_of(self, values: Mapping[str, Any]) -> str:
+    def folder_of(self, values: Mapping[str, Any]) -> str:
+        """Return the folder of a video; raises InputError as `render_folder`."""
         return render_folder(self.folder, values) if "{" in self.folder or "}" in self.folder else self.folder
 
-    def _values(
-        self, job: Job, stem: str, source: str = "", *, index: int, variation: int, day: date | None = None
+    def values_of(
+        self, job: Job, stem: str, source: str = "", index: int = 1, variation: int = 0, day: date | None = None
     ) -> dict[str, Any]:
-        """Return the fields of templates; `source` is the photo's."""
+        """Return the fields of templates; `stem` and `source` are the photo's."""
         model = job.model or (model_stem(self.model.name) if self.model and not day else "")
         own = {"index": index, "n": index, "variation": variation + 1, "owner": self.owner}
         return template_values(job, stem, source, model, day or date.today()) | own
@@ -196,48 +167,6 @@ class JobSpec:
         job = make_job(options, model=self.model, spell=spell, variation=variation, **photo)
         # The last frame is for the last link.
         return job.model_copy(update={"last_image": None}) if self.then and getattr(job, "last_image", None) else job
-
-    def _check_chain(self, job: Job, spell: Callable[[str], str]) -> None:
-        if not self.then:
-            return
-        then = spell("then")
-        for name in ("boomerang", "loop"):
-            if getattr(job, name, None):
-                raise InputError(
-                    f"{then} and {spell(name)} cannot be combined: the links of a chain must join.", field="then"
-                )
-        if job.formats != ("mp4",):
-            raise InputError(f"{then} makes mp4 files only; leave out {spell('formats')}.", field="formats")
-        if job.frames == 1:
-            raise InputError(
-                f"{then} needs at least 2 {spell('frames')}: links share a frame with the one before.", field="frames"
-            )
-
-    def _links(
-        self, job: Job, job_id: str, options: Draft, spell: Callable[[str], str] = as_flag
-    ) -> Iterator[tuple[Job, str]]:
-        """Create the jobs that continue a chain, each with its id, which the id of the link before is part of."""
-        of_video = job.loras
-        for number, prompt in enumerate(self.then, start=2):
-            own = self.then_loras[number - 2] if self.then_loras else None
-            loras = of_video if own is None else own
-            values = job.model_dump() | {"image": last_frame_key(job_id), "loras": loras}
-            if job.family in WITH_PROMPTS:
-                values |= {"prompt": prompt, "last_image": options.last_image if number == self.num_links else None}
-            elif prompt:
-                raise InputError(
-                    f"{spell('then')} {shorten(prompt)!r} does not apply to {job.title}, which takes no prompts; "
-                    f"continue its videos with {spell('then')} ''.",
-                    field="then",
-                )
-            try:
-                job = JOBS[job.family].model_validate(values)
-            except ValidationError as error:
-                raise _as_input_error(error, JOBS[job.family], values, lambda _: spell("then"), field="then") from error
-            job_id = job.digest(seed_was_drawn=options.seed is None)
-            if options.seed is None:
-                job = job.model_copy(update={"seed": _seed_of(job_id)})
-            yield job, job_id
 
     def _threshold(self, job: Job, speedup: str, spell: Callable[[str], str]) -> float:
         """Return the threshold with which the expected model makes a video as many times as fast as `1.5x` says."""
@@ -276,28 +205,50 @@ class JobSpec:
                 field="loop" if is_loop else "last_image",
             )
 
-    def _job(self, photo: Photo, options: Draft, variation: int, index: int) -> tuple[Job, str]:
-        job = self._make(options, variation, image=photo.key, name=photo.name, photo_size=photo.size)
-        drawn = options.seed is None
-        given_name = ""
+    def _entry(self, photo: Photo, draft: Draft, variation: int, index: int) -> Entry:
+        """Create the first job of a video, in the folder by which its id is made."""
+        job = self._make(draft, variation, image=photo.key, name=photo.name, photo_size=photo.size)
+        drawn = draft.seed is None
         # The position in the submission and the day change each time, and a drawn seed follows from the id.
         same = job.model_copy(update={"seed": 0}) if drawn else job
-        values = self._values(same, photo.name, photo.source, index=0, variation=variation, day=_ANY_DAY)
-        job = job.model_copy(update={"folder": self._folder_of(values)})
-        if self.name is not None:
-            given_name = render_name(self.name, values)
+        values = self.values_of(same, photo.name, photo.source, 0, variation, ANY_DAY)
+        job = job.model_copy(update={"folder": self.folder_of(values)})
         job_id = job.digest(
             seed_was_drawn=drawn,
-            given_name=given_name,
+            given_name="" if self.name is None else render_name(self.name, values),
             variation=variation if drawn else 0,
             nonce=secrets.token_hex(8) if self.force else self.request_key,
         )
         if drawn:
-            job = job.model_copy(update={"seed": _seed_of(job_id)})
+            job = job.model_copy(update={"seed": seed_of(job_id)})
         if self.name is not None:
-            name = render_name(self.name, self._values(job, photo.name, photo.source, index=index, variation=variation))
+            name = render_name(self.name, self.values_of(job, photo.name, photo.source, index, variation))
             job = job.model_copy(update={"name": name})
-        return job, job_id
+        usual = known_for(self.model, job.family).usual
+        cropped = (crop_warning(each.size, job, (usual.width, usual.height)) for each in (photo, photo.last) if each)
+        return Entry(
+            job=job,
+            job_id=job_id,
+            photo=str(photo.path if photo.data is not None else photo.path.absolute()),
+            warning=next(filter(None, cropped), ""),
+            priority=self.priority,
+            at=self.at,
+            after=self.depends_on,
+            notes=self._notes_of(photo),
+            owner=self.owner,
+        )
+
+    def _notes_of(self, photo: Photo) -> dict[str, str]:
+        known = {
+            SOURCE_NOTE: photo.source,
+            TAKEN_NOTE: photo.capture.time_text,
+            LOCATION_NOTE: photo.capture.location_text if self.keep_location else "",
+            LINK_NOTE: f"1 of {self.num_links}" if self.then else "",
+        }
+        return dict(self.notes) | {name: text for name, text in known.items() if text}
+
+
+NO_OPTIONS = JobSpec()
 
 
 def _takes_last_photo() -> str:
@@ -308,92 +259,3 @@ def _takes_last_photo() -> str:
         for name, model in family.models.items()
         if family.takes_last_photo(model.facts) and not family.needs_last_photo(model.facts)
     )
-
-
-def _known_for(model: KnownModel | None, family: str) -> KnownModel:
-    return model if model is not None and model.family.name == family else published_model(family)
-
-
-def _seed_of(job_id: str) -> int:
-    """Draw the seed of a job: the same for the same submission, also when Redis has forgotten the job."""
-    return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[: SEED_BITS // 8])
-
-
-def make_job(
-    options: Draft,
-    *,
-    model: KnownModel | None = None,
-    spell: Callable[[str], str] = as_flag,
-    variation: int = 0,
-    photo_size: tuple[int, int] | None = None,
-    **others: Any,
-) -> Job:
-    """Create a job; the seed is random if none is given, and variation n adds n to a given seed.
-
-    `photo_size`, in pixels, is for `auto_size`; `others` are the fields that are not in `options`. Raises InputError.
-    """
-    family = options.family_for(model, spell) or DEFAULT_FAMILY
-    fields = JOBS[family].model_fields
-    known = _known_for(model, family)
-    # Those that may be left open are filled in by the worker.
-    defaults = known.facts.get("defaults", {})
-    values = {name: value for name, value in defaults.items() if fields[name].default is not None}
-    values |= options.given() | others | {"family": family}
-    if options.seed is None:
-        values["seed"] = secrets.randbits(SEED_BITS)
-    elif isinstance(options.seed, int):  # others are refused by the job
-        values["seed"] = options.seed + variation
-    is_auto = values.pop("auto_size", None)
-    try:
-        job = JOBS[family](**values)
-        if is_auto and photo_size:
-            usual = known.usual
-            area = job.width * job.height if job.width and job.height else usual.width * usual.height
-            multiple = max(job.side_multiple, _AUTO_MULTIPLE)
-            width, height = nearest_size(photo_size, max(area, multiple**2), multiple)
-            job = JOBS[family](**values | {"width": width, "height": height})
-        return job
-    except ValidationError as error:
-        raise _as_input_error(error, JOBS[family], values, spell) from error
-
-
-def _as_input_error(
-    error: ValidationError, job: type[Job], values: dict[str, Any], spell: Callable[[str], str], field: str = ""
-) -> InputError:
-    """Return the sentence about the first value that is not allowed, with the parameter that it is about."""
-    first = first_error(error)
-    # A rule about several parameters names them itself.
-    named = (word for word in re.findall(r"\w+", first["msg"]) if word in job.model_fields)
-    own = str(first["loc"][0]) if first["loc"] else next(named, "")
-    own = "size" if own in ("width", "height") else own
-    return InputError(_sentence(first, job, values, spell), field=field or own)
-
-
-def _sentence(first: ErrorDetails, job: type[Job], values: dict[str, Any], spell: Callable[[str], str]) -> str:
-    field = str(first["loc"][0]) if first["loc"] else ""
-    if field in ("width", "height"):
-        given = {side: values.get(side, job.model_fields[side].default) for side in ("width", "height")}
-        given = {side: value for side, value in given.items() if value is not None}
-        sides, called = list(given.values()), "size" if len(given) > 1 else field
-        shown = "x".join(map(shorten, sides))
-        multiple, hint = job.side_multiple, ""
-        if all(isinstance(side, int) for side in sides):
-            hint = f"; the nearest such size is {'x'.join(str(nearest_side(side, multiple)) for side in sides)}"
-        return (
-            f"{spell(called)} {shown} is not allowed: both sides must be multiples of {multiple} from {multiple} to "
-            f"{MAX_SIDE}{hint}."
-        )
-    allowed = first["msg"].removeprefix("Input should be ")
-    if not field:  # a rule about several parameters, which names them itself
-        allowed = re.sub(r"\w+", lambda word: spell(word[0]) if word[0] in job.model_fields else word[0], allowed)
-        return f"{allowed}; change one of them."
-    if first["type"] in ("string_too_short", "too_short"):
-        allowed = "at least one"
-    if first["type"] == "string_too_long":
-        allowed = f"at most {first['ctx']['max_length']:,} characters, and has {len(first['input']):,}"
-    if first["type"] == "string_unicode":
-        allowed = "valid text, in the encoding of the terminal"
-    value = first["input"]
-    # Quotes show that the value is text, such as "7".
-    shown = repr(value) if isinstance(value, str) and (first["type"].endswith("_type") or not value) else value
-    return f"{spell(field)} {shorten(shown)} is not allowed: it must be {allowed}."

@@ -11,7 +11,6 @@ from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS, published_
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.names.model_names import check_name, family_of_model, has_weights, known_model
 from svdq.producer import job_control
-from svdq.producer.chains import link_before
 from svdq.producer.embedded_redis import running_url
 from svdq.producer.job import JOBS, model_stem
 from svdq.producer.queue import session
@@ -20,7 +19,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view_many
 from svdq.producer.status.registries import running_known, running_models
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Enqueued
+from svdq.producer.submitting.entries import Submission
 from svdq.producer.threads import ordered_map
 
 
@@ -89,22 +88,21 @@ def current_models(connection: redis.Redis, settings: Settings) -> dict[str, str
 
 
 def render_again(
-    connection: redis.Redis, storage: Storage, models: Mapping[str, str | None], enqueued: Sequence[Enqueued]
-) -> dict[str, str]:
-    """Requeue finished jobs whose files are gone, or whose video another model made; return the reasons by job id.
+    connection: redis.Redis, storage: Storage, models: Mapping[str, str | None], made: Sequence[Submission]
+) -> list[Submission]:
+    """Requeue finished jobs whose files are gone, or whose video another model made; return what came of all.
 
     A video of another model that a person has marked to keep stays. The later links of a chain whose video is replaced
     were made of its last frame, and are rendered again, too.
     """
-    existing = [each.rq_job for each in enqueued if not each.is_new]
-    finished = [job.id for job in existing if job.get_status(refresh=False) is JobStatus.FINISHED]
+    finished = [each.id for each in made if each.status == JobStatus.FINISHED.value]
     if not finished:
-        return {}
+        return list(made)
     views = list(view_many(connection, finished))
     are_there = ordered_map(
         lambda view: has_files(storage, view.id, view.parameters), views, num_threads=storage.num_threads
     )
-    before = {job.id: link_before(job) for job in existing}
+    before = {each.id: each.job.predecessor for each in made}
     reasons: dict[str, str] = {}
     replaced: set[str] = set()
     for view, verdict, is_there in zip(views, job_control.read(connection, finished), are_there, strict=True):
@@ -124,4 +122,7 @@ def render_again(
             job_control.retry(connection, job_id, storage=storage)
         except InputError:  # another process has just changed it
             del reasons[job_id]
-    return reasons
+    return [
+        replace(each, again=reasons[each.id], status="queued", is_new=True) if each.id in reasons else each
+        for each in made
+    ]

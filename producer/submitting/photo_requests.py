@@ -5,7 +5,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -16,33 +16,18 @@ from svdq.pipeline.models.known_model import KnownModel
 from svdq.producer.job import PARAMETER_KEYS
 from svdq.producer.settings import given_path
 from svdq.producer.submitting.draft import as_text, read_draft, read_then
-from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.job_spec import NO_OPTIONS, JobSpec
 from svdq.producer.submitting.parameters import FIELDS, as_flag, as_key, no_such
-from svdq.producer.submitting.photos import Photo
-from svdq.producer.submitting.sources import Sources, as_stored
+from svdq.producer.submitting.sources import PhotoRequest, Sources, as_stored
 from svdq.producer.text import parse_future
 
 OWN_COLUMNS = ("photo", "last", "then", "priority", "at", "name", "output")
 COLUMNS = frozenset([*OWN_COLUMNS, *FIELDS])
-NO_OPTIONS = JobSpec()
 
 #: A first line for Excel, which names the separator.
 _SEPARATOR = re.compile(r'"?sep=([,;\t])"?\r?', re.IGNORECASE)
 
 ListRow = tuple[int, Mapping[str, Any] | InputError]  # first line of a row, and its columns or why it is bad
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PhotoRequest:
-    """A photo and the videos to make of it."""
-
-    path: Path
-    spec: JobSpec
-    source: str = ""  # as in `Photo`; "" for its own folder and name
-    where: str = ""  # prefix of errors: where the user asked for it, such as `list.csv, line 7: `
-    photo: Photo | None = None  # of an upload, with its bytes, checked already
-    last: Path | None = None  # the photo of the last frame
-    last_photo: Photo | None = None  # as `photo`
 
 
 def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> list[PhotoRequest]:
@@ -56,12 +41,11 @@ def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> l
     if pair := next((photo for photo in sources.photos if photo.last), None):
         named = f"The last frame {str(pair.last)!r}"
         spec.with_last_photo().check(lambda field: named if field == "last_image" else as_flag(field))
-    requests = []
-    for photo in sources.photos:
-        own = photo.last or last
-        own_spec = spec_of(photo.folder, has_last=own is not None)
-        requests.append(PhotoRequest(path=photo.path, spec=own_spec, source=photo.source, last=own))
-    return requests
+    lasts = [photo.last or last for photo in sources.photos]
+    return [
+        replace(photo, spec=spec_of(photo.below, has_last=own is not None), last=own)
+        for photo, own in zip(sources.photos, lasts, strict=True)
+    ]
 
 
 def read_batch(

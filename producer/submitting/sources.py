@@ -16,10 +16,11 @@ from svdq.pipeline.media.image import open_photo
 from svdq.pipeline.video_parameters import MAX_PROMPT
 from svdq.producer.files import open_regular
 from svdq.producer.name_templates import safe_name
+from svdq.producer.results.finished_videos import Result
 from svdq.producer.settings import given_path
-from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.job_spec import NO_OPTIONS, JobSpec
 from svdq.producer.submitting.parameters import as_flag
-from svdq.producer.submitting.photos import source_path
+from svdq.producer.submitting.photos import Photo, source_path
 
 SUFFIXES = frozenset(
     f".{ending}"
@@ -43,27 +44,25 @@ LAST = ".last"  # what the name of a photo has before its suffix if it is the la
 MAX_BYTES = 1 << 16  # bytes; the longest prompt has less
 
 
-@dataclass(frozen=True, slots=True)
-class PhotoFile:
-    """A photo file."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhotoRequest:
+    """A photo and the videos to make of it."""
 
-    path: Path
-    folder: str = ""  # its folder relative to the given folder, such as `day 1/morning`; "" for the given folder itself
-    root: str = ""  # name of the given folder; "" for a file that was given itself
-    last: Path | None = None  # the photo of the last frame
-
-    @property
-    def source(self) -> str:
-        """Where it is, from the given folder on; of a file, from its own folder on."""
-        root = self.root or os.path.basename(os.path.dirname(os.path.abspath(self.path)))
-        return source_path(root, *self.folder.split("/"), self.path.name)
+    path: Path = Path()
+    spec: JobSpec = NO_OPTIONS
+    source: str = ""  # as in `Photo`; "" for its own folder and name
+    below: str = ""  # its folder in the submitted one, such as `day 1/morning`; "" for that itself
+    where: str = ""  # prefix of errors: where the user asked for it, such as `list.csv, line 7: `
+    photo: Photo | None = None  # once it is checked; of an upload, with its bytes
+    last: Path | None = None  # the photo of the last frame, until `photo` has it
+    result: Result | None = None  # in place of a photo, a finished video that is to be upscaled
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
     """The photo files found, in the order given; the files of a folder by name."""
 
-    photos: tuple[PhotoFile, ...]
+    photos: tuple[PhotoRequest, ...]
     num_others: int  # files in folders and patterns that are neither photos nor their prompts
     num_below: int = 0  # photos in subfolders of folders that were given without `recursive`
 
@@ -88,7 +87,7 @@ def find_photos(
     for errors. Raises InputError if a folder or a pattern has no photos, or cannot be read.
     """
     walk = _Walk(recursive, storage and storage.resolve(), spell("recursive"))
-    photos: list[PhotoFile] = []
+    photos: list[PhotoRequest] = []
     for word in words:
         if not word:
             raise InputError("An empty path was given; check the variable that it comes from.")
@@ -105,7 +104,7 @@ def find_photos(
     return Sources(photos=tuple(_in_pairs(photos)), num_others=walk.num_others, num_below=walk.num_below)
 
 
-def _in_pairs(photos: Sequence[PhotoFile]) -> Iterator[PhotoFile]:
+def _in_pairs(photos: Sequence[PhotoRequest]) -> Iterator[PhotoRequest]:
     """Make `cup.last.jpg` the last frame of `cup.jpg` where both are among the photos."""
     stems = {_same(photo.path.with_suffix("")) for photo in photos}
     lasts: dict[Path, Path] = {}
@@ -157,13 +156,20 @@ class _Walk:
     num_others: int = 0
     num_below: int = 0
 
-    def file_or_folder(self, path: Path) -> list[PhotoFile]:
+    def file_or_folder(self, path: Path) -> list[PhotoRequest]:
         path = as_stored(path)
         if not os.path.isdir(path):  # `Path.is_dir` raises errors that are clearer when the file is opened
-            return [PhotoFile(path)]
+            return [_file(path)]
         names = self._photos(self._names(path, recursive=self.recursive))
         root = os.path.basename(os.path.abspath(path))
-        found = [PhotoFile(path / name, "/".join(map(safe_name, name.parent.parts)), root) for name in names]
+        found = [
+            PhotoRequest(
+                path=path / name,
+                below="/".join(map(safe_name, name.parent.parts)),
+                source=source_path(root, *name.parts),
+            )
+            for name in names
+        ]
         if not found:
             hint = "" if self.recursive else f"; {self.recursive_flag} includes subfolders"
             raise InputError(f"There are no photos in the folder {str(path)!r}{hint}.")
@@ -173,7 +179,7 @@ class _Walk:
                 self.num_below += sum(name.suffix.lower() in SUFFIXES and name.parent != Path() for name in everything)
         return found
 
-    def pattern(self, pattern: str) -> list[PhotoFile]:
+    def pattern(self, pattern: str) -> list[PhotoRequest]:
         matches = map(Path, sorted(glob.iglob(_without_magic_folders(pattern), recursive=True)))
         left_out = SYSTEM_FOLDERS.difference(map(str.lower, Path(pattern).parts))  # unless the pattern names them
         found = self._photos(
@@ -188,7 +194,7 @@ class _Walk:
             raise InputError(
                 f"There is no photo like {pattern!r} outside of svdq's storage; check the path and the pattern."
             )
-        return [PhotoFile(path) for path in found]
+        return [_file(path) for path in found]
 
     def _photos(self, files: Iterator[Path]) -> list[Path]:
         paths = list(files)
@@ -208,6 +214,12 @@ class _Walk:
 
     def _is_stored(self, folder: Path) -> bool:
         return self.storage is not None and folder.resolve().is_relative_to(self.storage)
+
+
+def _file(path: Path) -> PhotoRequest:
+    """Return the request for a file that was given itself: it is from its own folder on."""
+    folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
+    return PhotoRequest(path=path, source=source_path(folder, path.name))
 
 
 def _without_magic_folders(pattern: str) -> str:

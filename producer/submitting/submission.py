@@ -2,12 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeGuard
 
 import redis
@@ -16,46 +15,28 @@ from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.models.families import published_model
 from svdq.producer import keys
 from svdq.producer.files import make_home
-from svdq.producer.job import Job, model_stem
+from svdq.producer.job import model_stem
 from svdq.producer.job_control import GOING, unfinished
-from svdq.producer.queue import connect, database_id, read_job, session
-from svdq.producer.records import LINK_NOTE, LOCATION_NOTE, SOURCE_NOTE, TAKEN_NOTE
+from svdq.producer.queue import connect, database_id, session
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import counts
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import MARKER, Storage
 from svdq.producer.submitting.draft import Draft
-from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
-from svdq.producer.submitting.foresight import check_max_waiting, existing
+from svdq.producer.submitting.enqueue import CHUNK, enqueue_chain, enqueue_many
+from svdq.producer.submitting.entries import Entry, Submission
+from svdq.producer.submitting.foresight import check_max_waiting, foresee
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
 from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, as_flag
-from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
-from svdq.producer.submitting.photos import Photo, check_photos, crop_warning, source_path
-from svdq.producer.submitting.sources import PromptFiles, find_photos, usable_prompt
+from svdq.producer.submitting.photo_requests import requests_for
+from svdq.producer.submitting.photos import Photo, check_photos, source_path
+from svdq.producer.submitting.sources import PhotoRequest, PromptFiles, find_photos, usable_prompt
 from svdq.producer.text import count, in_zone
 from svdq.producer.threads import Budget, ordered_map
 
 _BYTES = Budget(1 << 25)  # bytes of photos that are held in memory to be stored
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """The outcome of submitting one job."""
-
-    id: str
-    image: str  # storage key of the photo
-    seed: int  # the recorded seed if the job existed
-    status: str  # RQ's status
-    name: str
-    photo: str
-    is_new: bool  # whether it was enqueued now
-    at: datetime | None = None  # when a new job will be queued, with a time zone; None: it is queued
-    was: str = ""  # as in `Enqueued`
-    again: str = ""  # why a finished job is rendered again, as a clause; "" if it is not
-    warning: str = ""  # as of `crop_warning`
-    link: str = ""  # which one of a chain it is, such as `2 of 3`
 
 
 class BadPhotosError(InputError):
@@ -159,12 +140,14 @@ def submit_all(
     del look_up  # with the specs that it has seen
     storage = storage or Storage.open_for_command(settings.storage)
     with session(settings, connection) as connection:
-        parents = {ids: complete_ids(connection, ids) for ids in {spec.depends_on for _, spec in checked} if ids}
-        for job_ids in parents.values():
-            unfinished(connection, job_ids)
-        check_max_waiting(connection, (entry for entry, _ in entries_of(checked)), settings.max_waiting)
+        whole: dict[int, JobSpec] = {}  # with whole ids of other jobs
+        for spec in filter(lambda spec: spec.depends_on, _specs(checked)):
+            whole[id(spec)] = replace(spec, depends_on=tuple(complete_ids(connection, spec.depends_on)))
+            unfinished(connection, whole[id(spec)].depends_on)
+        checked = [replace(each, spec=whole.get(id(each.spec), each.spec)) for each in checked]
+        check_max_waiting(connection, entries_of(checked), settings.max_waiting)
         if dry_run:
-            yield from foresee(connection, (entry for entry, _ in entries_of(checked)))
+            yield from foresee(connection, entries_of(checked))
             return
         if storage.folder is not None and storage.folder.is_relative_to(settings.home):
             with contextlib.suppress(OSError):  # the storage says why
@@ -179,41 +162,37 @@ def submit_all(
         models = current_models(connection, settings)
         for note in _notes_on_models(settings, connection, models, _specs(requests)):
             observer.note(note)
-        yield from submit_checked(connection, storage, models, checked, observer, parents)
+        yield from submit_checked(connection, storage, models, checked, observer)
 
 
 def submit_checked(
     connection: redis.Redis,
     storage: Storage,
     models: Mapping[str, str | None],
-    checked: Sequence[tuple[Photo, JobSpec]],
+    checked: Sequence[PhotoRequest],
     observer: Observer | None = None,
-    parents: Mapping[tuple[str, ...], Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[Submission]:
     """Store checked photos, then enqueue their jobs, yielding each job as it is enqueued: the only way into the queues.
 
-    The storage is claimed, `models` are the `current_models`, and `parents` has the whole ids of `depends_on` of each
-    spec. Raises UnavailableError, and InputError if the id of a job is taken by a record that cannot be read.
+    The storage is claimed, and `models` are the `current_models`. Raises UnavailableError, and InputError if the id of
+    a job is taken by a record that cannot be read.
     """
     observer = observer or Observer()
     observer.begin("storing", len(checked))
-    photos = (photo for photo, _ in checked)
+    photos = (each.photo for each in checked if each.photo is not None)
     for _ in ordered_map(partial(store, storage), photos, num_threads=storage.num_threads):
         observer.advance()
-    observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
+    observer.begin("enqueueing", sum(each.spec.num_jobs for each in checked))
     entries = entries_of(checked)
-    are_single = any(spec.then or spec.depends_on for _, spec in checked)
-    while chunk := list(islice(entries, 1 if are_single else CHUNK)):
-        spec = chunk[0][1]
-        chunk += islice(entries, spec.num_links - 1)
-        if are_single:
-            results = enqueue_chain(connection, [entry for entry, _ in chunk], parents.get(spec.depends_on, ()))
-        else:
-            results = enqueue_many(connection, [entry for entry, _ in chunk])
-        again = render_again(connection, storage, models, results)
-        for (entry, _), enqueued in zip(chunk, results, strict=True):
+    have_order = any(each.spec.then or each.spec.depends_on for each in checked)
+    enqueue = enqueue_chain if have_order else enqueue_many
+    links = (each.spec.num_links for each in checked for _ in range(each.spec.num_jobs // each.spec.num_links))
+    for size in links if have_order else repeat(CHUNK):
+        if not (chunk := list(islice(entries, size))):
+            break
+        for submission in render_again(connection, storage, models, enqueue(connection, chunk)):
             observer.advance()
-            yield submission_of(entry, enqueued, again.get(entry.job_id, ""))
+            yield submission
 
 
 def _notes_on_models(
@@ -274,11 +253,11 @@ def _check(
     observer: Observer,
     spell: Callable[[str], str],
     look_up: Callable[[JobSpec], JobSpec],
-) -> list[tuple[Photo, JobSpec]]:
+) -> list[PhotoRequest]:
     for spec in _specs(request for request in requests if isinstance(request, PhotoRequest) and not request.where):
         look_up(spec)  # raises once for what is wrong with all photos
     paths = [request.path for request in requests if isinstance(request, PhotoRequest) and request.photo is None]
-    files = (request.last for request in requests if isinstance(request, PhotoRequest) and request.last_photo is None)
+    files = (request.last for request in requests if isinstance(request, PhotoRequest))
     last_paths = list(dict.fromkeys(filter(None, files)))  # several photos may have the same one
     observer.begin("checking", len(paths) + len(last_paths))
     results = iter(check_photos(paths, max_pixels, observer.advance))
@@ -286,23 +265,21 @@ def _check(
         zip(last_paths, check_photos(last_paths, max_pixels, observer.advance), strict=True)
     )
     prompts = PromptFiles(spell)
-    checked, reasons = [], list[InputError]()
+    checked, reasons = list[PhotoRequest](), list[InputError]()
     for request in requests:
         if isinstance(request, InputError):
             reasons.append(request)
             continue
         try:
             photo = request.photo or _checked(next(results), "image")
-            last = request.last_photo
-            if request.last and last is None:
-                last = _checked(lasts[request.last], "last_image")
+            last = _checked(lasts[request.last], "last_image") if request.last else photo.last
             spec = look_up(request.spec if request.photo else prompts.spec_for(request.spec, request.path))
         except InputError as error:
             reasons.append(InputError(f"{request.where}{error}", field=error.field))
         else:
             folder = "" if request.photo else request.path.absolute().parent.name
             source = request.source or source_path(folder, request.path.name)
-            checked.append((replace(photo, source=source, last=last), spec))
+            checked.append(replace(request, photo=replace(photo, source=source, last=last), spec=spec))
     if reasons and (not skip_bad or not checked):
         if len(requests) == 1:
             raise reasons[0]
@@ -354,64 +331,10 @@ def store(storage: Storage, photo: Photo) -> None:
         store(storage, photo.last)
 
 
-def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, JobSpec]]:
-    """Make the jobs of checked photos, each with its spec."""
+def entries_of(checked: Iterable[PhotoRequest]) -> Iterator[Entry]:
+    """Make the jobs of checked photos."""
     index = 1
-    for photo, spec in checked:
-        known = {
-            SOURCE_NOTE: photo.source,
-            TAKEN_NOTE: photo.capture.time_text,
-            LOCATION_NOTE: photo.capture.location_text if spec.keep_location else "",
-        }
-        notes = dict(spec.notes) | {name: text for name, text in known.items() if text}
-        for number, (job, job_id) in enumerate(spec.jobs(photo, index)):
-            size = spec.usual_size(job)
-            cropped = [crop_warning(each.size, job, size) for each in (photo, photo.last) if each]
-            warning = next(filter(None, cropped), "")
-            link = f"{number % spec.num_links + 1} of {spec.num_links}"
-            entry = Entry(
-                job=job,
-                job_id=job_id,
-                photo=str(photo.path if photo.data is not None else photo.path.absolute()),
-                priority=spec.priority,
-                at=None if job.predecessor else spec.at,
-                notes=notes | ({LINK_NOTE: link} if spec.then else {}),
-                warning="" if job.predecessor else warning,
-                owner=spec.owner,
-            )
-            yield entry, spec
-            index += 1
-
-
-def foresee(connection: redis.Redis, entries: Iterable[Entry]) -> Iterator[Submission]:
-    """Yield what would come of enqueuing entries; changes nothing."""
-    for entry, status, is_new in existing(connection, entries):
-        yield _outcome(entry, entry.job, status or "new", is_new=is_new, was=status if is_new else "")
-
-
-def submission_of(entry: Entry, enqueued: Enqueued, again: str) -> Submission:
-    """Return the outcome of an entry that was enqueued; `again` is as in `Submission`."""
-    # The links of a chain have the name of the first one.
-    recorded = entry.job if enqueued.is_new and not entry.job.predecessor else read_job(enqueued.rq_job)
-    if recorded is None:
-        raise InputError(f"Job {entry.job_id} is in Redis but its parameters cannot be read; submit with --force.")
-    status = "queued" if again else enqueued.rq_job.get_status(refresh=False).value
-    is_new = enqueued.is_new or bool(enqueued.was)
-    return _outcome(entry, recorded, status, is_new=is_new, was=enqueued.was, again=again)
-
-
-def _outcome(entry: Entry, job: Job, status: str, *, is_new: bool, was: str, again: str = "") -> Submission:
-    return Submission(
-        id=entry.job_id,
-        image=job.image,
-        seed=job.seed,
-        status=status,
-        name=job.name,
-        photo=entry.photo,
-        is_new=is_new or bool(again),
-        at=entry.at if is_new else None,
-        was=was,
-        again=again,
-        warning=entry.warning if is_new else "",
-        link=entry.notes.get(LINK_NOTE, ""),
-    )
+    for request in checked:
+        assert request.photo is not None
+        yield from request.spec.entries(request.photo, index)
+        index += request.spec.num_jobs

@@ -20,7 +20,7 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, read_file, source_path
-from svdq.producer.submitting.sources import SUFFIX
+from svdq.producer.submitting.sources import SUFFIX, PhotoRequest
 from svdq.producer.submitting.submission import claim_storage, entries_of, submit_checked, with_owner
 from svdq.producer.watching.companions import Companions
 from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
@@ -125,8 +125,8 @@ class Processor:
 
     def _submit(self, file: WaitingFile, photo: Photo, spec: JobSpec, connection: redis.Redis) -> str:
         """Submit a photo unless its record has the same job, and this did not fail; return the job's id."""
-        spec = with_owner(spec, self.settings.owner)
-        links = [entry for entry, _ in entries_of([(photo, spec)])]
+        request = PhotoRequest(path=photo.path, photo=photo, spec=with_owner(spec, self.settings.owner))
+        links = list(entries_of([request]))
         entry, job_ids = links[-1], [link.job_id for link in links]
         record = self.state.get(file.path)
         kind: Kind = "known"
@@ -138,7 +138,7 @@ class Processor:
         else:
             claim_storage(connection, self.storage)
             models = current_models(connection, self.settings)
-            found = list(submit_checked(connection, self.storage, models, [(photo, spec)]))
+            found = list(submit_checked(connection, self.storage, models, [request]))
             submission = next((each for each in found if each.is_new), found[-1])
             kind = "submitted" if submission.is_new else "known"
             if submission.again:

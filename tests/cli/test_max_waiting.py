@@ -6,7 +6,8 @@ import redis
 
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry
 from tests.conftest import Cli
 from tests.finished import add_video
 from tests.queued import JOB

@@ -13,7 +13,8 @@ from rq.job import JobStatus
 from svdq.producer.queue import SvdqQueue, fetch, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry
 from tests.conftest import Cli
 from tests.finished import add_video
 from tests.queued import JOB, add, enqueue, fail, finish

@@ -16,7 +16,8 @@ from svdq.producer.queue import SvdqQueue, fetch, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting import submission
-from svdq.producer.submitting.enqueue import Enqueued, Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry, Submission
 from tests.conftest import Cli
 from tests.forks import Piped
 from tests.terminal import terminal
@@ -172,7 +173,7 @@ def test_a_submission_that_is_cut_says_that_it_can_be_repeated(
 ) -> None:
     calls = []
 
-    def enqueue(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqueued]:
+    def enqueue(connection: redis.Redis, entries: Sequence[Entry]) -> list[Submission]:
         calls.append(len(entries))
         if len(calls) > 2:
             raise error

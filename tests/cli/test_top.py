@@ -20,12 +20,13 @@ from svdq.cli.view import draw, progress_of
 from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
 from svdq.producer.embedded_redis import ensure_server, stop_server
-from svdq.producer.queue import SvdqQueue
+from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, RoundPlace, read_groups
 from svdq.producer.status.snapshot import Recent, Snapshot, take
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry
 from tests import queued
 from tests.conftest import Cli
 from tests.producer.status.test_status import COPY, num_commands
@@ -49,9 +50,9 @@ def at_work(connection: redis.Redis) -> None:
 
 def test_videos_in_flight_name_their_owners_where_there_are_several(connection: redis.Redis) -> None:
     for job_id, owner in (("a" * 20, "ana"), ("b" * 20, "ben")):
-        [made] = enqueue_many(connection, [Entry(job=JOB, job_id=job_id, owner=owner)])
+        enqueue_many(connection, [Entry(job=JOB, job_id=job_id, owner=owner)])
         if owner == "ana":
-            queued.start(made.rq_job, rank=0, step=1, boundaries=[0, 4], decoder=0)
+            queued.start(fetch(connection, job_id), rank=0, step=1, boundaries=[0, 4], decoder=0)
             intake = IntakeStatus(worker="w", in_flight=(job_id,))
             save(connection, rank(0, num_ranks=1, job_id=job_id, step=1, steps=4, step_range=(0, 4), intake=intake))
             assert "owner" not in "\n".join(drawn(take(connection)))

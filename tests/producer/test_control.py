@@ -9,7 +9,8 @@ from rq.job import JobStatus
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.queue import queues, statuses
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry
 from tests.queued import SvdJob, enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="x", seed=0)

@@ -8,7 +8,8 @@ import pytest
 
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.submitting.draft import Draft
-from svdq.producer.submitting.enqueue import Entry, new_rq_job
+from svdq.producer.submitting.enqueue import new_rq_job
+from svdq.producer.submitting.entries import Entry
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import Photo
 
@@ -26,17 +27,18 @@ def record(options: dict[str, Any], spec: dict[str, Any], photo: dict[str, str])
     formats = options.get("formats")
     options = options | ({"formats": tuple(formats)} if formats else {})
     made = []
-    for job, job_id in JobSpec(options=(Draft(**options),), **spec).jobs(
+    for entry in JobSpec(options=(Draft(**options),), **spec).entries(
         Photo(path=Path("x.jpg"), **photo, num_bytes=1), first_index=1
     ):
+        job = entry.job
         if options.get("seed") is None:  # random
             job = job.model_copy(update={"seed": 0})
         queue = SvdqQueue(connection=_NoConnection())  # type: ignore[arg-type]
-        rq_job = new_rq_job(queue, Entry(job=job, job_id=job_id, photo="/photos/x.jpg"))
+        rq_job = new_rq_job(queue, Entry(job=job, job_id=entry.job_id, photo="/photos/x.jpg"))
         used = job.model_copy(update={"frames": job.frames or 25, "decode_chunk_size": 7})
         made.append(
             {
-                "id": job_id,
+                "id": entry.job_id,
                 "payload": rq_job.serializer.dumps(rq_job.kwargs).decode(),
                 "description": rq_job.description,
                 "sidecar": json.dumps(used.model_dump(mode="json"), ensure_ascii=False),

@@ -8,7 +8,8 @@ from rq.job import JobStatus
 from svdq.producer import job_control, keys
 from svdq.producer.queue import SvdqQueue, fetch, queue_of
 from svdq.producer.status.job_view import view
-from svdq.producer.submitting.enqueue import Entry, enqueue_after, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_after, enqueue_many
+from svdq.producer.submitting.entries import Entry
 from tests.queued import JOB, finish
 
 
@@ -79,7 +80,7 @@ def test_jobs_of_another_priority_take_their_turn_there(connection: redis.Redis)
 
 def test_retried_due_and_dependent_jobs_take_their_turn(connection: redis.Redis) -> None:
     submit(connection, ["b0", "b1", "b2"])
-    enqueue_after(connection, Entry(job=JOB, job_id="b3", owner="b"), ["b2"])
+    enqueue_after(connection, Entry(job=JOB, job_id="b3", owner="b", after=("b2",)))
     list(job_control.cancel_many(connection, ["b0"]))
     parent = fetch(connection, "b2")
     SvdqQueue("svdq-default", connection=connection).remove(parent)

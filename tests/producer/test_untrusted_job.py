@@ -6,7 +6,8 @@ from rq.exceptions import NoSuchJobError
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.queue import fetch, read_job
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry
 from svdq.producer.untrusted_job import AT_ONCE, UnreadableJobError, UntrustedJob, read_many
 from tests.queued import JOB, enqueue
 

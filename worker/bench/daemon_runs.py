@@ -25,7 +25,8 @@ from svdq.producer.queue import queue_of, session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import absolute_model, load_settings
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry
 from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.bench.figures import RankMeasurements
 from svdq.worker.bench.loop_runs import IDLE_S, Workload

@@ -12,9 +12,11 @@ import pytest
 import redis
 
 from svdq.cli.serve.tokens import Tokens, cookie_of
+from svdq.producer.queue import fetch
 from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry
 from tests.cli.serve.ended import finish as finish_video
 from tests.cli.serve.servers import TOKEN, TYPE, TYPED, Answer, Serve, Server, multipart
 from tests.conftest import Cli
@@ -85,8 +87,8 @@ def test_the_page_lists_and_cancels_ones_own(
     assert 'data-owner="studio" data-whose="everybody"' in server.get("/").body.decode()
     jobs = {}
     for number, owner in enumerate(("ana", "ana", "ben", "studio", "", "ana", "ben")):
-        [made] = enqueue_many(connection, [Entry(job=JOB, job_id=f"{number:020x}", owner=owner)])
-        jobs[number] = made.rq_job
+        enqueue_many(connection, [Entry(job=JOB, job_id=f"{number:020x}", owner=owner)])
+        jobs[number] = fetch(connection, f"{number:020x}")
     finish(jobs[5])
     finish(jobs[6])
     for number, owner in ((7, "ana"), (8, "ben")):  # which Redis has forgotten

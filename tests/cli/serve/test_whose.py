@@ -7,7 +7,8 @@ import pytest
 import redis
 
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.entries import Entry
 from tests.cli.serve.browser import watched_page
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import Server

@@ -2,7 +2,7 @@
 
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.photo_requests import PhotoRequest
+from svdq.producer.submitting.sources import PhotoRequest
 from svdq.producer.submitting.submission import submit_all
 from tests.faults.arena import PHOTO, Arena
 from tests.faults.campaigns.kills import PATIENT, STEPS, again_and_again

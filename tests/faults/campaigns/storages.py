@@ -13,7 +13,7 @@ from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.job_view import view_many
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.photo_requests import PhotoRequest
+from svdq.producer.submitting.sources import PhotoRequest
 from svdq.producer.submitting.submission import submit, submit_all
 from tests.faults.arena import PHOTO, Arena
 from tests.faults.plan import FINISHED, Expected

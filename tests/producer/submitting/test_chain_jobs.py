@@ -20,10 +20,12 @@ from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.draft import Draft
+from svdq.producer.submitting.entries import Submission
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.photo_requests import PhotoRequest, read_batch
-from svdq.producer.submitting.submission import Submission, submit_all
+from svdq.producer.submitting.photo_requests import read_batch
+from svdq.producer.submitting.sources import PhotoRequest
 from svdq.producer.submitting.submission import submit as submit_photos
+from svdq.producer.submitting.submission import submit_all
 from tests.ranks import COSTS, rank, save
 
 SMALL = {"frames": 5, "steps": 2, "width": 64, "height": 64}

@@ -1,5 +1,6 @@
 """Jobs into real queues: once each, at once, at a set time, or after others."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,15 +12,18 @@ from rq.serializers import JSONSerializer
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.keys import QUEUE_NAMES
-from svdq.producer.queue import RENDER, SvdqQueue, fetch, read_job
+from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.job_view import view
 from svdq.producer.status.selection import list_jobs
-from svdq.producer.submitting.enqueue import Entry, enqueue_after, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_after, enqueue_many
+from svdq.producer.submitting.entries import Entry
 from tests.queued import JOB
 
 
-def entry(job_id: str, seed: int = 1, priority: str = "default", at: datetime | None = None) -> Entry:
-    return Entry(job=JOB.model_copy(update={"seed": seed}), job_id=job_id, priority=priority, at=at)
+def entry(
+    job_id: str, seed: int = 1, priority: str = "default", at: datetime | None = None, after: tuple[str, ...] = ()
+) -> Entry:
+    return Entry(job=JOB.model_copy(update={"seed": seed}), job_id=job_id, priority=priority, at=at, after=after)
 
 
 def waiting(connection: redis.Redis, priority: str = "default") -> list[str]:
@@ -31,9 +35,8 @@ def test_each_once_and_in_order(connection: redis.Redis) -> None:
     assert [enqueued.is_new for enqueued in first] == [True] * 3
     again = enqueue_many(connection, [entry("d", 4), entry("a", 9), entry("b", 9), entry("d", 9)])
     assert [enqueued.is_new for enqueued in again] == [True, False, False, False]
-    recorded = [read_job(enqueued.rq_job) for enqueued in again]
-    assert [job and job.seed for job in recorded] == [4, 1, 2, 4]
-    assert [enqueued.rq_job.get_status(refresh=False) for enqueued in again] == [JobStatus.QUEUED] * 4
+    assert [made.seed for made in again] == [4, 1, 2, 4]
+    assert [made.status for made in again] == ["queued"] * 4
     assert waiting(connection) == ["a", "c", "d"]
     assert waiting(connection, "high") == ["b"]
 
@@ -73,15 +76,13 @@ def test_at_a_set_time(connection: redis.Redis) -> None:
 
 def test_after_others(connection: redis.Redis) -> None:
     enqueue_many(connection, [entry("a"), entry("b")])
-    new = enqueue_after(connection, entry("c", 3), ["a", "b"])
-    assert (new.is_new, new.rq_job.get_status(refresh=False)) == (True, JobStatus.DEFERRED)
+    new = enqueue_after(connection, entry("c", 3, after=("a", "b")))
+    assert (new.is_new, new.status) == (True, "deferred")
     assert waiting(connection) == ["a", "b"]
     seen = view(connection, "c")
     assert (seen.status, seen.after) == ("deferred", ("a", "b"))
-    again = enqueue_after(connection, entry("c", 9), ["a"])
-    recorded = read_job(again.rq_job)
-    assert recorded is not None
-    assert (again.is_new, recorded.seed) == (False, 3)
+    again = enqueue_after(connection, entry("c", 9, after=("a",)))
+    assert (again.is_new, again.seed) == (False, 3)
 
     queue = SvdqQueue("svdq-default", connection=connection)
     for job_id, status in (("a", JobStatus.FINISHED), ("b", JobStatus.FAILED)):
@@ -95,7 +96,7 @@ def test_after_others(connection: redis.Redis) -> None:
 def test_after_a_job_that_has_ended(connection: redis.Redis, status: JobStatus) -> None:
     enqueue_many(connection, [entry("a")])
     fetch(connection, "a").set_status(status)
-    assert enqueue_after(connection, entry("b"), ["a"]).rq_job.get_status(refresh=False) is JobStatus.QUEUED
+    assert enqueue_after(connection, entry("b", after=("a",))).status == "queued"
     assert waiting(connection) == ["a", "b"]
 
 
@@ -103,9 +104,9 @@ def test_after_a_canceled_or_missing_job(connection: redis.Redis) -> None:
     enqueue_many(connection, [entry("a")])
     job_control.cancel(connection, "a")
     with pytest.raises(InputError, match="canceled"):
-        enqueue_after(connection, entry("b"), ["a"])
+        enqueue_after(connection, entry("b", after=("a",)))
     with pytest.raises(InputError, match="no job 'x'"):
-        enqueue_after(connection, entry("b"), ["x"])
+        enqueue_after(connection, entry("b", after=("x",)))
     assert not connection.exists("rq:job:b")
 
 
@@ -116,7 +117,7 @@ def test_an_unreadable_record_under_the_id(connection: redis.Redis) -> None:
     with pytest.raises(InputError, match=r"record of job 'bad' cannot be read: .* del rq:job:bad` removes it"):
         enqueue_many(connection, entries)
     with pytest.raises(InputError, match="record of job 'bad' cannot be read"):
-        enqueue_after(connection, entries[1], ["a"])
+        enqueue_after(connection, replace(entries[1], after=("a",)))
     assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == ["a", "b"]
     connection.delete("rq:job:bad")
     assert [enqueued.is_new for enqueued in enqueue_many(connection, entries)] == [False, True, False]
@@ -134,12 +135,10 @@ def test_failed_and_canceled_jobs_are_queued_again_as_asked_for(connection: redi
     again = enqueue_many(
         connection, [entry("a", 9), entry("b", 9, "high"), entry("c", 9, at=at), entry("e"), entry("f")]
     )
-    again.append(enqueue_after(connection, entry("d"), ["a"]))
+    again.append(enqueue_after(connection, entry("d", after=("a",))))
     assert [each.was for each in again] == ["canceled", "canceled", "canceled", "failed", "", "canceled"]
-    assert not any(each.is_new for each in again)
-    job = read_job(again[0].rq_job)
-    assert job is not None
-    assert job.seed == 1, "as recorded"
+    assert [each.is_new for each in again] == [True, True, True, True, False, True]
+    assert again[0].seed == 1, "as recorded"
     assert (waiting(connection), waiting(connection, "high")) == (["a", "e"], ["b"])
     assert view(connection, "c").scheduled_at == at
     assert view(connection, "d").after == ("a",)

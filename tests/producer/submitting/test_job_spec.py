@@ -19,12 +19,12 @@ COPY = Photo(path=Path("b/copy.jpg"), sha256="0" * 64, extension="jpg", num_byte
 
 def jobs(spec: JobSpec, photo: Photo = PHOTO, first_index: int = 1) -> list[Job]:
     spec.check()
-    return [job for job, _ in spec.jobs(photo, first_index)]
+    return [entry.job for entry in spec.entries(photo, first_index)]
 
 
 def ids(spec: JobSpec, photo: Photo = PHOTO, first_index: int = 1) -> list[str]:
     spec.check()
-    return [job_id for _, job_id in spec.jobs(photo, first_index)]
+    return [entry.job_id for entry in spec.entries(photo, first_index)]
 
 
 def test_drawn_seeds_of_variations() -> None:

@@ -15,9 +15,10 @@ from svdq.producer.results.remove import forget
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.draft import Draft
+from svdq.producer.submitting.entries import Submission
 from svdq.producer.submitting.photo_requests import read_batch
 from svdq.producer.submitting.sources import find_photos
-from svdq.producer.submitting.submission import Submission, submit, submit_all
+from svdq.producer.submitting.submission import submit, submit_all
 from tests.queued import WanJob
 
 NOW = datetime.now(UTC)

@@ -19,8 +19,9 @@ from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.job_view import job_status
 from svdq.producer.submitting.draft import Draft
-from svdq.producer.submitting.job_spec import JobSpec, make_job
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.model_choice import configured_model, expected_model
+from svdq.producer.submitting.new_job import make_job
 from svdq.producer.submitting.submission import submit
 from tests.ranks import rank, save
 

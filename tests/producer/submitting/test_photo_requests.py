@@ -10,7 +10,8 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.photo_requests import COLUMNS, PhotoRequest, read_batch
+from svdq.producer.submitting.photo_requests import COLUMNS, read_batch
+from svdq.producer.submitting.sources import PhotoRequest
 
 NOW = datetime(2027, 1, 30, 21, 0).astimezone()
 TEN = datetime(2027, 1, 30, 22, 0).astimezone()

@@ -12,11 +12,11 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.draft import Draft, sweep
+from svdq.producer.submitting.entries import Submission
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.photos import check_data
-from svdq.producer.submitting.sources import find_photos, read_prompt
-from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit, submit_all
+from svdq.producer.submitting.sources import PhotoRequest, find_photos, read_prompt
+from svdq.producer.submitting.submission import BadPhotosError, Observer, submit, submit_all
 
 WAN = Draft(family="wan", seed=1)
 

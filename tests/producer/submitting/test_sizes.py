@@ -15,6 +15,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.names.model_names import known_model
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.new_job import known_for
 from svdq.producer.submitting.photos import Photo, check_data, crop_warning, nearest_size
 from svdq.producer.watching.folder_config import FolderConfig
 
@@ -61,8 +62,8 @@ def test_no_allowed_size_is_nearer(photo: tuple[int, int], blocks: tuple[int, in
 
 def test_the_id_is_that_of_the_explicit_size() -> None:
     def job_of(**options: object) -> tuple[object, str]:
-        ((job, job_id),) = JobSpec(options=(Draft(seed=1, **options),)).jobs(PHOTO, 1)  # type: ignore[arg-type]
-        return job, job_id
+        [entry] = JobSpec(options=(Draft(seed=1, **options),)).entries(PHOTO, 1)  # type: ignore[arg-type]
+        return entry.job, entry.job_id
 
     auto, explicit = job_of(auto_size=True), job_of(width=640, height=896)
     assert auto == explicit
@@ -106,10 +107,10 @@ def test_the_shape_of_a_photo_is_upright(tmp_path: Path, kind: str, orientation:
     ],
 )
 def test_a_crop_that_removes_much_is_warned_of(photo: tuple[int, int] | None, fit: str, warning: str) -> None:
-    ((job, _),) = JobSpec(options=(Draft(fit=fit),)).jobs(PHOTO, 1)
-    assert crop_warning(photo, job, (1, 1)) == warning
-    ((job, _),) = JobSpec(options=(Draft(fit=fit, family="wan"),)).jobs(PHOTO, 1)
-    assert crop_warning(photo, job, (1024, 576)) == warning  # the size is left to the model
+    [entry] = JobSpec(options=(Draft(fit=fit),)).entries(PHOTO, 1)
+    assert crop_warning(photo, entry.job, (1, 1)) == warning
+    [entry] = JobSpec(options=(Draft(fit=fit, family="wan"),)).entries(PHOTO, 1)
+    assert crop_warning(photo, entry.job, (1024, 576)) == warning  # the size is left to the model
 
 
 @pytest.mark.parametrize(
@@ -128,19 +129,20 @@ def test_a_size_left_to_the_model_has_as_many_pixels_as_its_own(
     path.write_text(f'base = "Wan-AI/{base}-Diffusers"\n{defaults}')
     photo = replace(PHOTO, size=(4000, 3000))
     spec = JobSpec(options=(Draft(seed=1, auto_size=True),), model=known_model(str(path)))
-    ((job, _),) = spec.jobs(photo, 1)
-    assert (job.width, job.height) == auto
-    ((plain, _),) = replace(spec, options=(Draft(seed=1),)).jobs(photo, 1)
-    assert spec.usual_size(plain) == usual
-    assert (plain.width, plain.height) == (None, None)
+    [entry] = spec.entries(photo, 1)
+    assert (entry.job.width, entry.job.height) == auto
+    [plain] = replace(spec, options=(Draft(seed=1),)).entries(photo, 1)
+    assert (plain.job.width, plain.job.height) == (None, None)
+    of_model = known_for(spec.model, "wan").usual
+    assert (of_model.width, of_model.height) == usual
 
 
 def test_the_file_of_a_folder_chooses_between_auto_and_a_size(tmp_path: Path) -> None:
     def size_with(options: Draft, text: str) -> tuple[int, int]:
         (tmp_path / "svdq.toml").write_text(text)
         spec = FolderConfig(tmp_path, JobSpec(options=(options,))).spec_for("a.jpg")
-        ((job, _),) = spec.jobs(replace(PHOTO, size=(1, 1)), 1)
-        return job.width, job.height
+        [entry] = spec.entries(replace(PHOTO, size=(1, 1)), 1)
+        return entry.job.width, entry.job.height
 
     assert size_with(Draft(), 'size = "auto"') == (768, 768)
     assert size_with(Draft(auto_size=True), "frames = 3") == (768, 768)

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.photo_requests import PhotoRequest, read_batch
-from svdq.producer.submitting.sources import find_photos
+from svdq.producer.submitting.photo_requests import read_batch
+from svdq.producer.submitting.sources import PhotoRequest, find_photos
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_photos_in_subfolders_have_their_folder(tree: Path) -> None:
     (tree / "sub" / "what?").mkdir()
     (tree / "sub" / "what?" / "f.jpg").touch()
     sources = find_photos(["sub", "a.png"], recursive=True)
-    assert [photo.folder for photo in sources.photos] == ["", "deep", "what_", ""]
+    assert [photo.below for photo in sources.photos] == ["", "deep", "what_", ""]
 
 
 def test_the_source_of_a_photo_begins_with_the_given_folder(tree: Path) -> None:

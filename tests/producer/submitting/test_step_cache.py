@@ -24,7 +24,7 @@ def jobs(text: str | None, model: KnownModel | None = A14B, **given: object) -> 
     asked = {"family": "wan", "seed": 1} | given | ({} if text is None else {"step_cache": text})
     spec = JobSpec(options=(read_draft(asked, as_flag),), model=model)
     spec.check()
-    return [job for job, _ in spec.jobs(PHOTO, 1)]
+    return [entry.job for entry in spec.entries(PHOTO, 1)]
 
 
 def test_a_threshold_is_kept_and_0_is_the_job_of_before() -> None:
@@ -44,7 +44,7 @@ def test_a_speedup_becomes_the_smallest_threshold_that_reaches_it(text: str, thr
 def test_a_sweep_has_thresholds_and_speedups() -> None:
     options = sweep(Draft(family="wan"), ["step_cache=0,0.06,1.5x"])
     spec = JobSpec(options=options, model=A14B)
-    assert [job.step_cache for job, _ in spec.jobs(PHOTO, 1)] == [0.0, 0.06, 0.03]
+    assert [entry.job.step_cache for entry in spec.entries(PHOTO, 1)] == [0.0, 0.06, 0.03]
 
 
 def test_the_curve_of_a_model_file_counts(tmp_path: Path) -> None:
@@ -84,16 +84,16 @@ def test_a_request_may_have_it_among_its_extra_parameters() -> None:
     for value, expected in ((0.06, 0.06), ("1.5x", 0.03)):
         fields = [("prompt", "A wave."), ("seed", 1), ("extra_params", {"step_cache": value})]
         spec = read_request(flatten(fields)[0], datetime.now().astimezone(), A14B).spec
-        [(job, _)] = spec.jobs(PHOTO, 1)
-        assert job.step_cache == expected
+        [entry] = spec.entries(PHOTO, 1)
+        assert entry.job.step_cache == expected
 
 
 def test_the_form_has_a_text_field_for_it() -> None:
     [field] = [each for each in form.fields("wan", {}) if each.name == "step_cache"]
     assert (field.kind, field.label, field.high) == ("text", "Skip steps", "")
     spec = form.read_spec({"family": "wan", "step_cache": "1.5x"}, datetime.now().astimezone(), A14B)
-    [(job, _)] = spec.jobs(PHOTO, 1)
-    assert job.step_cache == 0.03
+    [entry] = spec.entries(PHOTO, 1)
+    assert entry.job.step_cache == 0.03
 
 
 def test_it_is_taken_from_the_parameters_of_another_video() -> None:

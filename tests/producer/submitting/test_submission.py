@@ -10,7 +10,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.photo_requests import PhotoRequest
+from svdq.producer.submitting.sources import PhotoRequest
 from svdq.producer.submitting.submission import BadPhotosError, Observer, submit, submit_all
 
 
