@@ -95,7 +95,7 @@ def plan(
     if as_json:
         echo_json({"download_bytes": known.download_bytes, "ways": [asdict(way) for way in found]})
         return
-    num_steps, costs = count(video.steps, "step"), known.family.unit_costs(video, known.facts).steps
+    num_steps, costs = count(video.steps, "step"), known.unit_costs(video).steps
     num_steps = f"{sum(map(bool, costs))} of {num_steps} computed" if 0.0 in costs else num_steps
     echo(f"{model}: {video.width}x{video.height}, {count(video.num_frames, 'frame')}, {num_steps}.")
     echo(f"{to_fetch(known) or 'Its files are here'}.", f"{cards}: {size_text(cards.room_bytes)} for each rank.", "")

@@ -245,6 +245,7 @@ class Rank:
         of_stage: dict[str, object] = {
             "costs": tuple(stage.costs.measured()),
             "upscales": tuple(stage.costs.upscales()),
+            "keeps_latents": self._process.run.settings.keep_latents,
             "failed_gpus": self._process.run.rank.failed_gpus,
             "places": places,
         }

@@ -3,16 +3,14 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 
 from svdq.pipeline.models.compute.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
 from svdq.pipeline.models.compute.options import ComputeOptions
-from svdq.pipeline.models.families import family_named, layout_of
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.needs import Residency, SizedModel
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
@@ -37,24 +35,29 @@ class PhaseWeights:
     by_phase: Mapping[Phase, int]
     streamed: int | None  # in steps with `--offload blocks`
 
+    @classmethod
+    def of(cls, size: SizedModel, residency: Residency, leaves: Leaves = "nothing") -> Self:
+        """Return what the rank that encodes holds of a model."""
+        streamed = replace(size, streamed=True).held("step", residency, leaves=leaves)
+        return cls(by_phase=size.phase_weights(residency, leaves), streamed=streamed)
+
 
 class Experts:
     """The experts of a model that has several, or one and a text encoder."""
 
     def __init__(self, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype, workspace: int = 0) -> None:
-        self._model = model
         self._compute = compute
-        self._dtype = dtype
         self._workspace = workspace
+        #: The model in the smallest way that the options allow; None: a simulated one.
+        self.size: SizedModel | None = None
         if (timings := model.timings) is not None:
             self.segments, self._prior = timings.segments_of(sum(timings.segments or [1])), timings.prior
             costs = Costs(step_s=(1.0,), encode_s=self._prior.encode_steps, decode_s=self._prior.decode_steps)
             self._costs = VideoCosts.of(self.segments, costs)
             return
-        assert model.family is not None
-        known = KnownModel(name=model.name, family=family_named(model.family), facts=model.facts)
-        self.segments, self._prior = known.unit_costs(known.usual).segments, known.family.prior(known.facts)
-        self._costs = known.video_costs(known.usual)
+        size = self.size = replace(SizedModel.of(model, name_of(dtype), compute), kept=compute.may_keep)
+        self.segments, self._prior = size.unit_costs(size.usual).segments, size.family.prior(size.facts)
+        self._costs = size.video_costs(size.usual)
 
     @classmethod
     def of(
@@ -65,10 +68,9 @@ class Experts:
             return None
         try:
             experts = cls(model, compute, dtype, WORKSPACE_BYTES if device.type == "cuda" else 0)
-            comes_and_goes = experts.are_several or (model.layout is not None and experts.size.has_text)
         except Exception:  # noqa: BLE001 - of an unusual config, diffusers raises many types
             return None
-        return experts if comes_and_goes else None
+        return experts if experts.are_several or (experts.size is not None and experts.size.has_text) else None
 
     @property
     def are_several(self) -> bool:
@@ -86,23 +88,20 @@ class Experts:
             # Streamed experts take host memory, both twice as much.
             if self._compute.offload == "off" and self._need(0, 1) <= capacity:
                 return None
-        if self._model.layout is None:
+        if self.size is None:
             return PhaseWeights(by_phase={}, streamed=None)
-        size = self.size
         logger.info(
             "All of %s takes %s; this rank holds one expert at a time, in rounds over many videos.",
-            self._model.name,
+            self.size.name,
             size_text(self._need(0, 1)),
         )
-        return PhaseWeights(
-            by_phase=size.phase_weights(), streamed=replace(size, streamed=True).phase_weights()["step"]
-        )
+        return PhaseWeights.of(self.size, "rounds")
 
     def leaves(
         self, capacity: int | None, components: Components, num_ranks: int
     ) -> tuple[Leaves, PhaseWeights | None]:
         """Return what leaves rank 0, of so many bytes and with these components, between uses, and what it holds."""
-        if capacity is None or self._model.layout is None:
+        if capacity is None or self.size is None:
             return "nothing", None
         size, residency = self.size, _residency_of(components)
         found = size.leaves(capacity, size.video(), residency, alone=num_ranks == 1, workspace=self._workspace)
@@ -112,8 +111,7 @@ class Experts:
             "Rank 0 has no room for the text encoder beside the rest: it is loaded for prompts that are new%s.",
             ", and the transformer leaves for each encode" if found == "experts" else "",
         )
-        streamed = replace(size, streamed=True).phase_weights(residency, found)["step"]
-        return found, PhaseWeights(by_phase=size.phase_weights(residency, found), streamed=streamed)
+        return found, PhaseWeights.of(size, residency, found)
 
     def assign(self, capacities: Sequence[int | None], mode: Mode) -> list[Components]:
         """Return the components of each rank of so many bytes (None: no limit)."""
@@ -137,8 +135,8 @@ class Experts:
 
     def _need(self, rank: int, num_ranks: int) -> int:
         """Return the bytes of a typical video with all experts, the text encoder not beside them."""
-        if self._model.layout is None:
-            return 0  # simulated
+        if self.size is None:
+            return 0
         return self.size.peak(
             self.size.video(),
             "resident",
@@ -147,12 +145,6 @@ class Experts:
             leaves="text",
             workspace=self._workspace,
         )
-
-    @cached_property
-    def size(self) -> SizedModel:
-        """The model with its sizes, in the smallest way that the options allow."""
-        size = SizedModel.of(self._model, name_of(self._dtype), self._compute)
-        return replace(size, kept=self._compute.may_keep)
 
 
 def choose_weights(

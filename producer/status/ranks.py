@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import not_
 from typing import Annotated, Any, Literal
 
 import redis
@@ -61,6 +62,7 @@ class IntakeStatus(Record):
     pace_s: Seconds | None = None  # seconds between two finished videos while the group is busy; None until known
     costs: tuple[ShapeCosts, ...] = ()  # the latest last
     upscales: tuple[UpscaleCosts, ...] = ()
+    keeps_latents: bool = Field(default=False, exclude_if=not_)  # which finished videos are upscaled from
     draining: bool = False
     places: Mapping[str, RoundPlace] = {}  # in rounds, of each job in flight
     round_size: Whole = 0

@@ -68,9 +68,10 @@ class GroupCosts:
         upscale_s = _upscale_s(video.shape, intake.upscales) if video.shape.upscale else 0.0
         if upscale_s is None:
             return None
-        if video.is_finished:
-            return VideoCosts(steps=0, costs=Costs(step_s=(1.0,) * len(self.group.ranks), decode_s=upscale_s))
         costs = _nearest(video.shape, intake.costs)
+        if video.is_finished:
+            decode_s = costs.decode_s if costs is not None and intake.keeps_latents else 0.0
+            costs = Costs(step_s=(1.0,) * len(self.group.ranks), decode_s=decode_s)
         if costs is None:
             return None
         return VideoCosts(

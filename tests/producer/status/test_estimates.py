@@ -115,6 +115,8 @@ def test_a_job_that_only_upscales_is_estimated_by_what_upscaling_takes() -> None
     costs = UpscaleCosts(frames=81, width=832, height=480, seconds=20.0)
     group = wan_group(upscales=(costs,))
     assert estimate_all([], queue, [group], ()).eta_s == pytest.approx(300 * (2 * 16.0 + 20.0) / 3 / 2)
+    keeping = wan_group(upscales=(costs,), keeps_latents=True)  # which are decoded again
+    assert estimate_all([], queue, [keeping], ()).eta_s == pytest.approx(300 * (2 * 16.0 + 23.0) / 3 / 2)
     whole = estimate_all([], Backlog(num_jobs=10, sample=[upscaled]), [group], ())
     assert whole.eta_s == pytest.approx(10 * (16.0 + 20.0) / 2)
 
