@@ -22,15 +22,45 @@ pytestmark = pytest.mark.slow
 TOY = Path(__file__).parent / "toy"
 
 
+#: A workflow of ComfyUI's editor, whose nodes are the family's own but for loaders.
+WORKFLOW: dict[str, Any] = {
+    "nodes": [
+        {"id": 1, "type": "LoadImage", "widgets_values": ["cat.png", "image"]},
+        {"id": 2, "type": "UNETLoader", "widgets_values": ["other.safetensors", "default"]},
+        {"id": 3, "type": "ToyPhoto", "widgets_values": [64, 64, 9, 2], "inputs": [{"name": "picture", "link": 1}]},
+        {
+            "id": 4,
+            "type": "ToySampler",
+            "widgets_values": [5, "fixed", 6],
+            "inputs": [{"name": "model", "link": 2}, {"name": "positive", "link": 3}],
+        },
+    ],
+    "links": [[1, 1, 0, 3, 0, "IMAGE"], [2, 2, 0, 4, 0, "MODEL"], [3, 3, 0, 4, 1, "CONDITIONING"]],
+}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the family's untrained model; beside it `mine.toml`, with a file of its own and defaults."""
+    """The folder of the family's untrained model; beside it `mine.toml`, imported of a workflow with a file of its own.
+
+    `import.json` has what the import has printed.
+    """
     folder = tmp_path_factory.mktemp("toy")
-    tiny, command = folder / "tiny", [sys.executable, "-m", "svdq.cli", "model", "tiny", "--family", "toy"]
-    subprocess.run([*command, tiny], env=os.environ | {"PYTHONPATH": str(TOY)}, check=True)
-    shutil.copy(tiny / "fine" / "model.safetensors", folder / "other.safetensors")
-    text = f'base = "{tiny}"\n[defaults]\nsteps = 6\n[weights]\nfine = "other.safetensors"\n'
-    (folder / "mine.toml").write_text(text)
+
+    def run(*words: str | Path) -> bytes:
+        command = [sys.executable, "-m", "svdq.cli", "model", *words]
+        return subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": str(TOY)}, check=True, capture_output=True
+        ).stdout
+
+    run("tiny", "--family", "toy", tiny := folder / "tiny")
+    (folder / "models" / "unet").mkdir(parents=True)
+    shutil.copy(tiny / "fine" / "model.safetensors", folder / "models" / "unet" / "other.safetensors")
+    (folder / "workflow.json").write_text(json.dumps(WORKFLOW))
+    made = folder / "mine.toml"
+    printed = run("import", folder / "workflow.json", "--models", folder, "--output", made, "--json")
+    (folder / "import.json").write_bytes(printed)
+    made.write_text(made.read_text().replace("toys/toy", str(tiny)))
     return tiny
 
 
@@ -128,5 +158,11 @@ def test_a_family_is_planned_and_checked_by_what_it_states(svdq: Callable[..., s
     # Two steps of one pass, two of two, and an encode and a decode that cost as much as a pass.
     assert {way["time_s"] for way in ways if way["command"].endswith("--experts resident")} == {100 * (2 + 2 * 2 + 2)}
     assert "64x64, 9 frames, 6 steps" in svdq("plan --gpus 1x24 --model", model.with_name("mine.toml"))
+    assert json.loads(model.with_name("import.json").read_bytes()) == {
+        "model": str(model.with_name("mine.toml")),
+        "notes": [],
+        "missing": [],
+        "submit": ["submit", "cat.png", "--size", "64x64", "--seed", "5"],
+    }
     assert "a whole ToyPipeline" in svdq("doctor")
     assert "fine: all weights are in" in svdq("model check", model.with_name("mine.toml"))

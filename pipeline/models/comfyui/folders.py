@@ -11,11 +11,10 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError, how_to_install
 
-#: The folders of each kind of file, the first being where new files belong.
-KINDS: Mapping[str, tuple[str, ...]] = {
+#: The folders of denoisers, and of other kinds of files, the first being where new files belong.
+_DENOISERS = ("diffusion_models", "unet", "unet_gguf", "checkpoints")
+_KINDS: Mapping[str, tuple[str, ...]] = {
     "checkpoint": ("checkpoints", "diffusion_models", "unet", "unet_gguf"),
-    "transformer": ("diffusion_models", "unet", "unet_gguf", "checkpoints"),
-    "transformer_2": ("diffusion_models", "unet", "unet_gguf", "checkpoints"),
     "text_encoder": ("text_encoders", "clip", "clip_gguf"),
     "vae": ("vae", "checkpoints"),
     "audio_vae": ("vae", "checkpoints"),
@@ -35,11 +34,6 @@ class Folders:
 
     models: Path | None  # its models folder; None: there is no ComfyUI
     extra: Mapping[str, Sequence[Path]] = field(default_factory=dict)  # more folders, by name such as loras
-
-    def find(self, kind: str, name: str) -> Path | None:
-        """Return the file that a node names, also where it has been moved to a subfolder; None if it is missing."""
-        found = self.candidates(kind, name)
-        return found[0] if len(found) == 1 else None
 
     def candidates(self, kind: str, name: str) -> list[Path]:
         """Return the files that a node may mean: one, or several if that is ambiguous.
@@ -71,7 +65,7 @@ class Folders:
 
     def place_for(self, kind: str, name: str) -> Path:
         """Return where a missing file belongs."""
-        return (self.models or Path("ComfyUI/models")) / KINDS[kind][0] / _relative(name)
+        return (self.models or Path("ComfyUI/models")) / _KINDS.get(kind, _DENOISERS)[0] / _relative(name)
 
     def photo(self, name: str) -> Path | None:
         """Return a photo in ComfyUI's inputs, or in the folder that its name ends in; None if it is not there."""
@@ -85,8 +79,9 @@ class Folders:
             return None
 
     def _of(self, kind: str) -> list[Path]:
-        own = [] if self.models is None else [self.models / name for name in KINDS[kind]]
-        return [*dict.fromkeys([*own, *(folder for name in KINDS[kind] for folder in self.extra.get(name, ()))])]
+        names = _KINDS.get(kind, _DENOISERS)
+        own = [] if self.models is None else [self.models / name for name in names]
+        return [*dict.fromkeys([*own, *(folder for name in names for folder in self.extra.get(name, ()))])]
 
 
 def split_photo(name: str) -> tuple[str, str]:
@@ -116,9 +111,7 @@ def find_folders(given: Path | None, workflow: Path) -> Folders:
     else:
         around = [*workflow.absolute().parents, Path(os.path.expanduser("~/ComfyUI")), Path("ComfyUI").absolute()]
         found = (each / "models" for each in around)
-        models = next(
-            (each for each in found if any((each / name).is_dir() for name in KINDS["transformer"][:2])), None
-        )
+        models = next((each for each in found if any((each / name).is_dir() for name in _DENOISERS[:2])), None)
     if models is None:
         return Folders(models=None)
     models = models.absolute()

@@ -24,10 +24,10 @@ def test_files_are_found_by_their_kind_also_in_subfolders(tmp_path: Path) -> Non
     moved = touch(models / "loras" / "new place" / "moved.safetensors")
     for given in (tmp_path / "ComfyUI", models):
         found = find_folders(given, tmp_path / "w.json")
-        assert found.find("transformer", "wan\\high.safetensors") == unet
-        assert found.find("lora", "style.safetensors") == lora
-        assert found.find("lora", "old/moved.safetensors") == moved
-        assert found.find("lora", "../unet/wan/high.safetensors") is None
+        assert found.candidates("transformer", "wan\\high.safetensors") == [unet]
+        assert found.candidates("lora", "style.safetensors") == [lora]
+        assert found.candidates("lora", "old/moved.safetensors") == [moved]
+        assert found.candidates("lora", "../unet/wan/high.safetensors") == []
     # Without a folder, the one around the workflow.
     around = find_folders(None, touch(tmp_path / "ComfyUI" / "user" / "workflows" / "w.json"))
     assert around.models == models
@@ -86,9 +86,7 @@ def test_extra_model_paths_are_searched_too(tmp_path: Path) -> None:
     vae = touch(tmp_path / "disk" / "c" / "wan.safetensors")
     found = find_folders(tmp_path / "ComfyUI", tmp_path / "w.json")
     for kind, file in (("lora", lora), ("vae", vae)):
-        there = found.find(kind, file.name)
-        assert there is not None
-        assert there.resolve() == file
+        assert [each.resolve() for each in found.candidates(kind, file.name)] == [file]
 
 
 def test_a_broken_yaml_and_a_folder_that_is_not_there_are_sentences(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from svdq.pipeline.models.compute.memory import ITEM_BYTES, Activity, MemoryShape
-from svdq.pipeline.models.family import Facts, Family, FolderLayout
+from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel
 from svdq.pipeline.models.weights.model_folder import read_json
 from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
@@ -53,6 +53,12 @@ LAYOUT = FolderLayout(
     weighted=(COARSE, FINE, CODEC),
 )
 PUBLISHED: dict[str, Any] = {"num_frames": 9, "channels": 8, "sound_rate": 8000}
+_NUM_WEIGHTS = {COARSE: 1160, FINE: 1160, CODEC: 3083}
+MODELS = {
+    LAYOUT.example: PublishedModel(
+        layout=LAYOUT.pipeline, facts=PUBLISHED, num_weights=_NUM_WEIGHTS, stored=dict.fromkeys(_NUM_WEIGHTS, 4)
+    )
+}
 
 
 def read_facts(folder: Path, name: str) -> Facts:
@@ -90,12 +96,14 @@ FAMILY = Family(
     layouts={LAYOUT.pipeline: LAYOUT},
     model="toy.model:ToyModel",
     tiny="toy.tiny:write_tiny_toy",
+    tiny_title="a whole toy",
+    workflow_reader="toy.workflow:READER",
     encoded=("photo",),
     experts={"high": COARSE, "low": FINE},
     half="bf16",
     published_as="toy-",
     published=PUBLISHED,
-    models={},
+    models=MODELS,
     num_blocks=lambda _: None,
     unit_costs=unit_costs,
     read_facts=read_facts,
