@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 from svdq.cli.serve.api_errors import ApiError, Json, RedisAwayError, no_such_video, no_token
 from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.content import Content, not_ready
-from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PROMPTS, VideoRequest, read_request
+from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PROMPTS, model_in, read_request
 from svdq.cli.serve.now import estimate_views
 from svdq.cli.serve.openapi import MAX_PAGE, make_document
 from svdq.cli.serve.videos import JOB_ID, STATUS, Video, failure_of, video_object
@@ -146,39 +146,36 @@ async def _wait(request: Request, video_id: str) -> JobView:
     raise ClientDisconnect
 
 
-async def _create(request: Request) -> tuple[Submission, JobView, VideoRequest]:
+async def _create(request: Request) -> tuple[Submission, JobView, JobSpec]:
     backend = request.app.state.backend
     form = await request.app.state.reader.read(request)
     try:
         last_photo = form.files.get(LAST_PHOTO)
         base = Draft(last_image=ANY_PHOTO) if last_photo else None
-        asked = await _read_fields(request, form.fields, base)
+        spec = _for_key(request, await _read_fields(request, form.fields, base))
         if PHOTO not in form.files:
             message = f"The photo is missing; send it as the file {PHOTO}, or as a data URL."
             raise ApiError(400, message, param=PHOTO, code="missing_parameter")
-        spec = _for_key(request, asked.spec)
         make = partial(backend.create, form.files[PHOTO], form.file_name, spec, last_photo=last_photo)
         submission, view = await _submit(request, make)
     finally:
         form.close()
-    return submission, view, asked
+    return submission, view, spec
 
 
-async def _read_fields(request: Request, fields: Sequence[tuple[str, Any]], base: Draft | None = None) -> VideoRequest:
+async def _read_fields(request: Request, fields: Sequence[tuple[str, Any]], base: Draft | None = None) -> JobSpec:
     backend = request.app.state.backend
-    wanted, names = str(dict(fields).get("model") or ""), await _models(request)
+    wanted, names = model_in(fields), await _models(request)
     # Of a model that runs alone, the job is the same as without its name.
     stem = model_stem(wanted) if wanted and len(names) > 1 else None
     model, now = await backend.read(
         lambda connection: (expected_model(backend.settings, connection, stem), clock_of(connection))
     )
-    asked = read_request(fields, now, model, base)
-    asked = replace(asked, spec=replace(asked.spec, owner=request.state.owner))
-    if not asked.model:
-        return asked
-    _find_model(asked.model, names, HTTPStatus.BAD_REQUEST)
-    options = tuple(replace(each, model=stem) for each in asked.spec.options)
-    return replace(asked, spec=replace(asked.spec, options=options))
+    spec = replace(read_request(fields, now, model, base), owner=request.state.owner)
+    if not wanted:
+        return spec
+    _find_model(wanted, names, HTTPStatus.BAD_REQUEST)
+    return replace(spec, options=tuple(replace(each, model=stem) for each in spec.options))
 
 
 async def list_videos(request: Request) -> Response:
@@ -261,16 +258,15 @@ async def remix_video(request: Request) -> Response:
     form = await request.app.state.reader.read(request)
     form.close()
     base = replace(options_of(view), seed=None)
-    asked = await _read_fields(request, form.fields, base)
+    spec = _for_key(request, await _read_fields(request, form.fields, base), view.id)
     if form.files:
         raise ApiError(400, "A remix has the photos of its video; leave photos out.", param=next(iter(form.files)))
-    spec = _for_key(request, asked.spec, view.id)
     [options] = spec.options
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(SEED_BITS))
     spec = replace(spec, options=(options,), notes=(*spec.notes, ("remixed_from", view.id)))
     submission, made = await _submit(request, lambda: request.app.state.backend.create_again(view, spec))
-    return await _answer(request, submission, made, asked)
+    return await _answer(request, submission, made, spec)
 
 
 def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
@@ -299,13 +295,13 @@ async def _submit(
             await asyncio.wait({removal})
 
 
-async def _answer(request: Request, submission: Submission, view: JobView, asked: VideoRequest) -> Response:
-    notices = [asked.notice]
+async def _answer(request: Request, submission: Submission, view: JobView, spec: JobSpec) -> Response:
+    notices = [spec.notice]
     if submission.warning:
         notices.append(f"{submission.warning[0].upper()}{submission.warning[1:]}.")
     if not submission.is_new:
         # The record has the prompts of the first request, and the answer has the prompts of this one.
-        texts = {name: text for name, text in asked.spec.notes if name in PROMPTS}
+        texts = {name: text for name, text in spec.notes if name in PROMPTS}
         if any(view.notes.get(name) != text for name, text in texts.items()):
             notices.append("The video existed already, so this prompt was not recorded.")
         others = {name: text for name, text in view.notes.items() if name not in PROMPTS}

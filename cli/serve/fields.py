@@ -5,7 +5,6 @@ import binascii
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
@@ -62,14 +61,10 @@ _NOTHING = ("", *_NULLS)
 _NAMED_SIZES = ((1280, 720), (720, 1280))  # of OpenAI's clients; a model may render only one close by
 
 
-@dataclass(frozen=True, kw_only=True)
-class VideoRequest:
-    """A request for a video."""
-
-    spec: JobSpec
-    model: str = ""  # the model that is to make the video; "" for whichever runs
-    #: A sentence about a size that could not be kept; "" for none.
-    notice: str = ""
+def model_in(fields: Iterable[tuple[str, Any]]) -> str:
+    """Return the model that is to make the video; "" for whichever runs."""
+    model = dict(fields).get("model")
+    return "" if model in _NOTHING else str(model).strip()
 
 
 def read_request(
@@ -77,10 +72,10 @@ def read_request(
     now: datetime,
     model: KnownModel | None = None,
     base: Draft | None = None,
-) -> VideoRequest:
-    """Read the fields of a request: names with texts or, of JSON, values.
+) -> JobSpec:
+    """Read the fields of a request, names with texts or, of JSON, values; but for `model_in`, which the caller checks.
 
-    Times are after `now`, by the clock of Redis; the configured `model` decides the family unless the request does;
+    Times are after `now`, by the clock of Redis; the expected `model` decides the family unless the request does;
     `base` has the parameters that the request does not give. Raises ApiError.
     """
     given = _known(fields)
@@ -103,7 +98,7 @@ def _read(
     model: KnownModel | None,
     base: Draft,
     spell: Callable[[str], str],
-) -> VideoRequest:
+) -> JobSpec:
     texts = {name: as_text("sound" if name in _SWITCHES else name, value, name) for name, value in given.items()}
     own = {name: text.strip() for name, text in texts.items() if name in _OWN}
     prompts: dict[str, Any] = {name: text for name, text in texts.items() if name in PROMPTS}
@@ -132,9 +127,10 @@ def _read(
         at=_time(own["at"], now) if "at" in own else None,
         notes=notes,
         keep_location="keep_location" in own and _is_on("keep_location", own["keep_location"]),
+        notice=notice,
     ).with_output(own.get("output", ""))
     spec.check(spell=spell)
-    return VideoRequest(spec=spec, model=own.get("model", ""), notice=notice)
+    return spec
 
 
 def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], str, str]:

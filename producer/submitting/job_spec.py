@@ -56,6 +56,7 @@ class JobSpec:
     request_key: str = ""  # part of the ids unless it is "", so that a request gets separate jobs
     notes: tuple[tuple[str, str], ...] = ()  # recorded with the jobs; they change neither the videos nor the ids
     owner: str = ""  # whose jobs they are; "" for the owner of the settings
+    notice: str = ""  # a sentence for who asked, about what could not be kept; "" for none
 
     @property
     def num_jobs(self) -> int:

@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from svdq.cli.serve.api_errors import ApiError
-from svdq.cli.serve.fields import EXTRAS, FIELDS, NO_OPS, PHOTOS, VideoRequest, decode_data_url, flatten, read_request
+from svdq.cli.serve.fields import EXTRAS, FIELDS, NO_OPS, PHOTOS, decode_data_url, flatten, read_request
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.wan.family import FAMILY, MODELS
 from svdq.producer.submitting.draft import Draft
-from svdq.producer.submitting.job_spec import ANY_PHOTO
+from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 NAMES = (*FIELDS, *NO_OPS, *PHOTOS, *EXTRAS, "extra_params[fps]", "formats[]", "input_reference[image_url]")
@@ -43,10 +43,10 @@ def test_any_fields_are_a_request_or_a_clear_error(fields: list[tuple[str, Any]]
         error = json.loads(found.response().body)["error"]
         assert (found.status, error["message"][-1], bool(error["code"])) == (400, ".", True)
     else:
-        found.spec.check()
+        found.check()
 
 
-def read(fields: list[tuple[str, Any]], base: Draft | None = None) -> VideoRequest | ApiError:
+def read(fields: list[tuple[str, Any]], base: Draft | None = None) -> JobSpec | ApiError:
     try:
         plain, *photos = flatten(fields)
         for name, photo in zip(("input_reference", "last_reference"), photos, strict=True):
@@ -59,8 +59,8 @@ def read(fields: list[tuple[str, Any]], base: Draft | None = None) -> VideoReque
 
 def options_of(fields: list[tuple[str, Any]]) -> Draft:
     found = read(fields)
-    assert isinstance(found, VideoRequest), found
-    [options] = found.spec.options
+    assert isinstance(found, JobSpec), found
+    [options] = found.options
     return options
 
 
@@ -86,8 +86,8 @@ def test_upscaling(fields: list[tuple[str, Any]]) -> None:
 
 def test_where_the_files_go_and_whether_they_have_the_place() -> None:
     found = read([("output", "{date}/{photo}"), ("extra_params", {"keep_location": True})])
-    assert isinstance(found, VideoRequest), found
-    assert (found.spec.folder, found.spec.name, found.spec.keep_location) == ("{date}", "{photo}", True)
+    assert isinstance(found, JobSpec), found
+    assert (found.folder, found.name, found.keep_location) == ("{date}", "{photo}", True)
     assert "keep_location" in str(read([("keep_location", "perhaps")]))
 
 
@@ -198,12 +198,12 @@ def test_a_negative_prompt_that_is_null_leaves_it_to_the_model() -> None:
 @pytest.mark.parametrize(("asked", "size"), [("1280x720", (1280, 704)), ("720x1280", (704, 1280))])
 def test_the_sizes_of_openai_become_the_nearest_that_can_be_rendered(asked: str, size: tuple[int, int]) -> None:
     found = read([("size", asked)])
-    assert isinstance(found, VideoRequest)
-    [options] = found.spec.options
+    assert isinstance(found, JobSpec)
+    [options] = found.options
     assert ((options.width, options.height), f"nearest to {asked}" in found.notice) == (size, True)
     kept = read([("size", asked), ("family", "wan")])
-    assert isinstance(kept, VideoRequest)
-    assert (f"{kept.spec.options[0].width}x{kept.spec.options[0].height}", kept.notice) == (asked, "")
+    assert isinstance(kept, JobSpec)
+    assert (f"{kept.options[0].width}x{kept.options[0].height}", kept.notice) == (asked, "")
 
 
 @pytest.mark.parametrize("scale", ["-1", "1e9"])
@@ -229,16 +229,16 @@ def test_prompts_have_no_control_characters(family: str) -> None:
     error = read([("family", family), ("prompt", "a\x1b[31m dog")])
     assert isinstance(error, ApiError)
     assert error.param == "prompt"
-    assert isinstance(read([("family", family), ("prompt", "two\nlines")]), VideoRequest)
+    assert isinstance(read([("family", family), ("prompt", "two\nlines")]), JobSpec)
 
 
 def test_a_remix_keeps_the_pace_and_the_guidance_of_its_video() -> None:
     base = Draft(family="svd", frames=14, fps=24, min_guidance_scale=2.0, max_guidance_scale=3.0)
-    [options] = read_request([("seconds", "2"), ("guidance_scale", 1.5)], NOW, base=base).spec.options
+    [options] = read_request([("seconds", "2"), ("guidance_scale", 1.5)], NOW, base=base).options
     assert (options.frames, options.fps) == (48, 24)
     assert (options.min_guidance_scale, options.max_guidance_scale) == (1.5, 1.5)
     base = Draft(family="wan", fps=24)
-    [options] = read_request([("seconds", "2")], NOW, base=base).spec.options
+    [options] = read_request([("seconds", "2")], NOW, base=base).options
     assert (options.frames, options.fps) == (49, 24)
 
 

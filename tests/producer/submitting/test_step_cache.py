@@ -83,7 +83,7 @@ def test_a_speedup_needs_a_known_model_and_a_threshold_does_not() -> None:
 def test_a_request_may_have_it_among_its_extra_parameters() -> None:
     for value, expected in ((0.06, 0.06), ("1.5x", 0.03)):
         fields = [("prompt", "A wave."), ("seed", 1), ("extra_params", {"step_cache": value})]
-        spec = read_request(flatten(fields)[0], datetime.now().astimezone(), A14B).spec
+        spec = read_request(flatten(fields)[0], datetime.now().astimezone(), A14B)
         [entry] = spec.entries(PHOTO, 1)
         assert entry.job.step_cache == expected
 
