@@ -20,7 +20,7 @@ from svdq.pipeline.models.ltx.layout import TRANSFORMER
 from svdq.pipeline.models.prompted_model import PromptedModel, Texts
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role, State, all_finite, nan_advice
-from svdq.pipeline.models.weights.formats import DATA
+from svdq.pipeline.models.weights.comfy_quant import DATA
 from svdq.pipeline.video_parameters import VideoParameters
 
 CACHED_SCHEDULES = 64

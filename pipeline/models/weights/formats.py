@@ -1,9 +1,8 @@
 """The weights of one component by diffusers' names, as their files store them, and how each is dequantized.
 
-They come from a folder of diffusers, or from one file as ComfyUI has it: safetensors, also `fp8_scaled`, or GGUF.
+They come from a folder of diffusers, or from one file as ComfyUI has it: safetensors, also quantized, or GGUF.
 """
 
-import json
 import math
 import re
 import warnings
@@ -18,11 +17,19 @@ from torch import Tensor
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import FileNames
-from svdq.pipeline.models.weights.loras import open_safetensors
-from svdq.pipeline.models.weights.model_folder import NO_WEIGHTS, NOTE, SCALES, gguf_fields, gguf_tensors
-
-_PREFIXES = ("model.diffusion_model.", "diffusion_model.")  # what ComfyUI puts before the names of a denoiser
-DATA, SCALE = "data", "scale"  # names of the tensors that store a weight
+from svdq.pipeline.models.weights.comfy_quant import (
+    DATA,
+    PREFIXES,
+    SCALE,
+    Mark,
+    check_tensors,
+    marks_of,
+    scale_keys,
+)
+from svdq.pipeline.models.weights.kitchen import dequantize_of
+from svdq.pipeline.models.weights.loras import open_safetensors, tensor_of
+from svdq.pipeline.models.weights.model_folder import NO_WEIGHTS, gguf_fields, gguf_tensors
+from svdq.pipeline.models.weights.safetensors_file import SafetensorsFile
 
 
 def plain(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -58,7 +65,7 @@ def open_file(
     renamed = {}
     is_gguf = file.suffix == ".gguf"
     for name, stored in (_open_gguf(file, raised_norms) if is_gguf else _open_safetensors(file)).items():
-        for prefix in _PREFIXES:
+        for prefix in PREFIXES:
             name = name.removeprefix(prefix)
         renamed[name if name in names else rename(name)] = stored
     return renamed
@@ -66,33 +73,24 @@ def open_file(
 
 def _open_safetensors(file: Path) -> dict[str, Stored]:
     tensors = open_safetensors(file, "weights file")
-    keys = set(tensors.keys())
+    marks = marks_of(tensors)
     found: dict[str, Stored] = {}
     quantized = set()  # modules whose weights mean nothing without what is beside them
-    for key in keys:
+    for key, entry in tensors.entries.items():
         module, _, kind = key.rpartition(".")
         if kind in NO_WEIGHTS or key in NO_WEIGHTS:
             continue
-        scale = next((f"{module}.{name}" for name in SCALES if kind == "weight" and f"{module}.{name}" in keys), None)
-        stored = tensors.get_slice(key)
-        shape, dtype = stored.get_shape(), stored.get_dtype()
-        if scale is not None and not _is_known(factors := tensors.get_slice(scale).get_shape(), shape):
-            raise InputError(
-                f"The weights file {file} has {scale} of shape {factors} for a weight of {shape}, and svdq reads one "
-                "scale for all, one a row, or one a block; give other weights."
-            )
-        if kind == "weight" and f"{module}.{NOTE}" in keys:
-            _check_note(file, key, tensors.get_tensor(f"{module}.{NOTE}"))
-        if kind == "weight" and dtype.startswith(("I", "U")) and scale is None:
-            raise InputError(
-                f"The weights file {file} has {key} of {dtype} without a scale, which svdq cannot read; give weights "
-                "in bf16, fp8 or GGUF."
-            )
-        if kind == "weight" and dtype.startswith(("F8", "I", "U")):
+        mark, scales = (marks.get(module), scale_keys(tensors, module)) if kind == "weight" else (None, {})
+        if kind == "weight" and (mark is not None or entry.dtype.startswith(("F8", "I", "U", "BOOL"))):
             quantized.add(module)
-        read = partial(_read, tensors, {DATA: key} | ({SCALE: scale} if scale else {}))
-        how = scaled if scale else unrounded if dtype.startswith("F8") else plain
-        found[key] = Stored(num_elements=math.prod(shape), read=read, dequantize=how)
+            _check(tensors, module, mark, scales, is_marked=bool(marks))
+        packed = 1
+        how: Callable[[Mapping[str, Tensor]], Tensor]
+        how = scaled if scales else unrounded if entry.dtype.startswith("F8") else plain
+        if mark is not None and not mark.is_fp8:
+            packed, how = mark.format.packed, dequantize_of(mark)
+        read = partial(_read, tensors, {DATA: key} | scales)
+        found[key] = Stored(num_elements=math.prod(entry.shape) * packed, read=read, dequantize=how)
     for key in found:
         if key.endswith((".weight", ".bias")):
             continue
@@ -104,22 +102,44 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
     return found
 
 
-def _read(tensors: Any, keys: Mapping[str, str]) -> dict[str, Tensor]:
-    return {name: tensors.get_tensor(key) for name, key in keys.items()}
+def _read(tensors: SafetensorsFile, keys: Mapping[str, str]) -> dict[str, Tensor]:
+    return {name: tensor_of(tensors, key) for name, key in keys.items()}
 
 
-def _check_note(file: Path, key: str, note: Tensor) -> None:
-    """Refuse a weight that ComfyUI stores in a format that is not read here; a note is JSON in bytes."""
-    try:
-        written = json.loads(bytes(note.tolist()))
-    except ValueError:
-        return
-    form = written.get("format", "") if isinstance(written, dict) else ""
-    if form and not str(form).startswith("float8_"):
+def _check(
+    tensors: SafetensorsFile, module: str, mark: Mark | None, scales: Mapping[str, str], *, is_marked: bool
+) -> None:
+    """Raise an InputError for a quantized weight that would be read wrongly."""
+    file, weight = tensors.path, tensors.entries[f"{module}.weight"]
+    if mark is not None:
+        check_tensors(tensors, module, mark)
+    elif is_marked and weight.dtype == "I8":
         raise InputError(
-            f"The weights file {file} has {key} in ComfyUI's format {str(form)[:40]!r}, which svdq cannot read; give "
-            "weights in bf16, fp8 or GGUF."
+            f"The weights file {file} has {module}.weight of I8 without a mark of its format, which others in it have; "
+            "get the file again."
         )
+    elif weight.dtype.startswith(("I", "U", "BOOL")) and (weight.dtype != "I8" or SCALE not in scales):
+        lacks = "a mark of its format" if scales else "a scale"
+        raise InputError(
+            f"The weights file {file} has {module}.weight of {weight.dtype} without {lacks}, which svdq cannot "
+            "read; give weights in bf16, fp8, int8 or GGUF."
+        )
+    for key in scales.values():
+        scale = tensors.entries[key]
+        if mark is None and not scale.is_float:
+            raise InputError(
+                f"The weights file {file} has {key} of {scale.dtype} without a mark of the format, which svdq cannot "
+                "read; get the file again."
+            )
+        if key == scales.get(SCALE) and (mark is None or mark.is_fp8) and not _is_known(scale.shape, weight.shape):
+            raise InputError(
+                f"The weights file {file} has {key} of shape {list(scale.shape)} for a weight of {list(weight.shape)}, "
+                "and svdq reads one scale for all, one a row, or one a block; give other weights."
+            )
+        if scale.is_float and not bool((values := tensor_of(tensors, key)).isfinite().all() and values.all()):
+            raise InputError(
+                f"The weights file {file} has {key} with a scale of 0 or one that is not finite; get the file again."
+            )
 
 
 def _is_known(factors: Sequence[int], shape: Sequence[int]) -> bool:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.resolved_model import LoraFile
 from svdq.pipeline.models.weights.model_folder import unreadable
+from svdq.pipeline.models.weights.safetensors_file import DTYPES_IN_FILES, SafetensorsFile
 
 #: The parts of a LoRA by the end of their keys, and the parameter of a module that each changes.
 _PARTS = {
@@ -47,7 +47,7 @@ class Lora:
     """An open LoRA whose keys are matched to the weights of a component; tensors are read when they are added."""
 
     file: LoraFile
-    tensors: Any
+    tensors: SafetensorsFile
     parts: dict[str, dict[str, str]] = field(default_factory=dict)  # keys of parts by weight and kind of part
     #: By weight, alpha / rank of peft's configuration, and of the two factors, which may have an alpha beside them.
     scales: dict[str, float] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Lora:
 
     def read(self, name: str) -> dict[str, Tensor]:
         """Return the tensors that change a weight, by kind; mapped from the file."""
-        return {kind: self.tensors.get_tensor(key) for kind, key in self.parts[name].items() if kind != "alpha"}
+        return {kind: tensor_of(self.tensors, key) for kind, key in self.parts[name].items() if kind != "alpha"}
 
     def add(self, name: str, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return a weight, float32, with what the LoRA adds to it by such `tensors`, which are on its device."""
@@ -80,8 +80,8 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
     """
     component, tensors = file.component, open_safetensors(file.file, "LoRA")
     lora = Lora(file=file, tensors=tensors)
-    keys = list(tensors.keys())
-    metadata = json.loads((tensors.metadata() or {}).get("lora_adapter_metadata", "{}"))
+    keys = list(tensors.entries)
+    metadata = json.loads(tensors.metadata.get("lora_adapter_metadata", "{}"))
     if is_of_several := any(key.startswith(f"{component}.") for key in keys):
         keys = [key for key in keys if key.startswith(f"{component}.") or not key.startswith(_COMPONENTS)]
     lora.num_keys = len(keys)
@@ -118,20 +118,20 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
         lora.scales[name] = _scale(name.removesuffix(".weight").removesuffix(".bias"), metadata, component)
         lora.factors[name] = lora.scales[name]
         if "alpha" in kinds and "down" in kinds:
-            rank = tensors.get_slice(kinds["down"]).get_shape()[0]
-            lora.factors[name] = float(tensors.get_tensor(kinds["alpha"])) / rank
+            rank = tensors.entries[kinds["down"]].shape[0]
+            lora.factors[name] = float(tensor_of(tensors, kinds["alpha"])) / rank
     return lora
 
 
-def _fits(tensors: Any, name: str, kinds: Mapping[str, str], shape: Sequence[int], file: LoraFile) -> bool:
+def _fits(tensors: SafetensorsFile, name: str, kinds: Mapping[str, str], shape: Sequence[int], file: LoraFile) -> bool:
     """Return whether the two factors of a weight make one of a shape; raises InputError for only one of them."""
     if ("down" in kinds) != ("up" in kinds):
         raise InputError(f"The LoRA {file.file.name} has only one of the two factors for {name}; fetch it again.")
-    if "diff" in kinds and math.prod(tensors.get_slice(kinds["diff"]).get_shape()) != math.prod(shape):
+    if "diff" in kinds and math.prod(tensors.entries[kinds["diff"]].shape) != math.prod(shape):
         return False
     if "down" not in kinds:
         return True
-    down, up = (tensors.get_slice(kinds[kind]).get_shape() for kind in ("down", "up"))
+    down, up = (tensors.entries[kinds[kind]].shape for kind in ("down", "up"))
     return (up[0], math.prod(down[1:])) == (shape[0], math.prod(shape[1:]))
 
 
@@ -174,14 +174,26 @@ def _scale(module: str, metadata: dict[str, Any], component: str) -> float:
     return float(alpha / (rank**0.5 if settings.get("use_rslora") else rank))
 
 
-def open_safetensors(path: Path, what: str) -> Any:
-    """Open a file, whose tensors are mapped; raises InputError for others; `what` is for the message."""
+def open_safetensors(path: Path, what: str) -> SafetensorsFile:
+    """Open a file; raises InputError for others; `what` is for the message."""
     if path.suffix != ".safetensors":
         raise InputError(f"The {what} {path} is no safetensors file; svdq reads no pickles (.pt, .ckpt, .bin).")
     try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
+        return SafetensorsFile.open(path)
+    except (OSError, ValueError) as error:
         raise unreadable(what, path, error) from error
+
+
+def tensor_of(file: SafetensorsFile, name: str) -> Tensor:
+    """Return a tensor, mapped from its file; what is written to it stays in memory."""
+    entry = file.entries[name]
+    dtype: torch.dtype = getattr(torch, DTYPES_IN_FILES[entry.dtype][1])
+    if not entry.num_bytes:
+        return torch.empty(entry.shape, dtype=dtype)
+    if entry.start % dtype.itemsize:  # a writer that does not align tensors
+        return torch.frombuffer(bytearray(file.bytes_of(name)), dtype=dtype).reshape(entry.shape)
+    count = math.prod(entry.shape)
+    return torch.frombuffer(file.mapped, dtype=dtype, count=count, offset=entry.start).reshape(entry.shape)
 
 
 def warnings_of(lora: Lora) -> Iterator[str]:

@@ -15,7 +15,9 @@ from typing import Any
 from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError, how_to_install, reason_of
 from svdq.pipeline.models.family import FileNames, FolderLayout
+from svdq.pipeline.models.weights.comfy_quant import NOTE, SCALES, SECOND, marks_of, scale_keys
 from svdq.pipeline.models.weights.gguf_file import open_gguf
+from svdq.pipeline.models.weights.safetensors_file import SafetensorsFile
 
 _DTYPES = {"F16", "BF16", "F32", "F8_E4M3", "F8_E5M2"}  # supported types of weights, as named by safetensors
 #: Names of weights files, whole or in parts, and of the indexes of parts.
@@ -29,12 +31,11 @@ WEIGHTS = {"float32": (False,), "float16": (True, False), "bfloat16": (False, Tr
 UNTRAINED = "UNTRAINED.md"  # the file that marks folders with random weights that svdq has written
 _SAVED = "give a folder that diffusers' save_pretrained has written"  # advice about a folder without readable configs
 
-#: Tensors in files of ComfyUI that are no weights: scales, how the inputs of a layer are rounded, notes of the format.
-SCALES, NOTE = ("scale_weight", "weight_scale"), "comfy_quant"
 SENTENCEPIECE = "spiece_model"  # the tensor that is a text encoder's tokenizer
 #: Weights that text encoders look up, and multiply by nothing.
 EMBEDDINGS = ("shared.weight", "token_embd.weight", "model.embed_tokens.weight")
-NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", SENTENCEPIECE, NOTE, *SCALES)
+#: Tensors in files of ComfyUI that are no weights: scales, how the inputs of a layer are rounded, marks of the format.
+NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", SENTENCEPIECE, NOTE, *SCALES, SECOND)
 
 
 def _fetch_again(folder: Path, name: str, otherwise: str) -> str:
@@ -102,42 +103,29 @@ def weights_in(file: Path, names: FileNames | None = None) -> list[tuple[str, in
     if file.suffix == ".gguf":
         return [(tensor.name, int(tensor.n_elements), int(tensor.n_bytes)) for tensor in gguf_tensors(file)]
     try:
-        found = _header(file)
-    except (OSError, _library().SafetensorError):
+        opened = SafetensorsFile.open(file)
+    except (OSError, ValueError):
         return []
+    found = opened.entries
     named = {name: each for name, each in found.items() if not {name, name.rpartition(".")[2]} & {*NO_WEIGHTS}}
     if names is not None:
         own = {name: each for name, each in named.items() if re.match(names.among_others, name)}
         named = own if own or names.is_split else named
-    numbers = {name: math.prod(shape) for name, (_, shape) in named.items()}
-    return [(name, number, number * _num_bits(named[name][0]) // 8) for name, number in numbers.items()]
+    marks = marks_of(opened)
 
+    def size_of(name: str) -> tuple[str, int, int]:
+        module, _, kind = name.rpartition(".")
+        is_marked = kind == "weight" and module in marks
+        parts = [name, *(scale_keys(opened, module).values() if is_marked else ())]
+        number = math.prod(found[name].shape) * (marks[module].format.packed if is_marked else 1)
+        return name, number, sum(found[part].num_bytes for part in parts)
 
-def _library() -> Any:
-    """Import safetensors, which machines that only submit may lack; raises InputError."""
-    try:
-        import safetensors
-    except ImportError as error:
-        raise InputError(f"To check weights needs the package safetensors; {how_to_install('worker')}.") from error
-    return safetensors
-
-
-def _header(file: Path) -> dict[str, tuple[str, list[int]]]:
-    """Return the dtype and shape of each tensor in a safetensors file; raises OSError or SafetensorError."""
-    with _library().safe_open(file, framework="numpy") as weights:
-        slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 - not a mapping
-        return {name: (each.get_dtype(), list(each.get_shape())) for name, each in slices.items()}
-
-
-def _num_bits(dtype: str) -> int:
-    """Return the bits of a number by its name in safetensors, such as F8_E4M3."""
-    found = re.search(r"\d+", dtype)
-    return int(found[0]) if found else 8  # BOOL
+    return [size_of(name) for name in named]
 
 
 def is_rounded(files: Iterable[Path]) -> bool:
     """Return whether some weights in the files of a folder have a byte each, as in fp8."""
-    return any(number == num_bytes for file in files for _, number, num_bytes in weights_in(file))
+    return any(num_bytes < 2 * number for file in files for _, number, num_bytes in weights_in(file))
 
 
 def gguf_tensors(file: Path) -> Sequence[Any]:
@@ -177,25 +165,24 @@ def has_tokenizer(file: Path) -> bool:
     if file.suffix == ".gguf":
         return "tokenizer.ggml.tokens" in gguf_fields(file)
     try:
-        return SENTENCEPIECE in _header(file)
-    except (OSError, _library().SafetensorError):
+        return SENTENCEPIECE in SafetensorsFile.open(file).entries
+    except (OSError, ValueError):
         return False
 
 
 def _problem_of(file: Path) -> str:
     """Return the problem of a safetensors file as a predicate, e.g. "is missing"; "" if there is none."""
-    library = _library()
     try:
         if _is_pointer(file):
             return "is a Git LFS pointer, not the weights (run `git lfs pull` there)"
-        found = _header(file)
+        found = SafetensorsFile.open(file).entries
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    except library.SafetensorError as error:
+    except ValueError as error:
         return f"is cut off or no safetensors file ({reason_of(error)})"
-    dtypes = {dtype for name, (dtype, _) in found.items() if not name.endswith("position_ids")}
+    dtypes = {each.dtype for name, each in found.items() if not name.endswith("position_ids")}
     if not dtypes <= _DTYPES:
         return f"holds weights as {', '.join(sorted(dtypes - _DTYPES))} in place of F8, F16, BF16 or F32"
     return ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.weights.model_folder import SENTENCEPIECE, gguf_fields, has_tokenizer
+from svdq.pipeline.models.weights.safetensors_file import SafetensorsFile
 
 _UNKNOWN = 2  # the type of the piece for unknown text, in SentencePiece and in GGUF
 
@@ -47,10 +48,7 @@ def load_tokenizer(file: Path) -> Any:
 
 
 def _of_safetensors(file: Path) -> Pieces:
-    from safetensors import safe_open
-
-    with safe_open(file, framework="numpy") as tensors:
-        return read_sentencepiece(tensors.get_tensor(SENTENCEPIECE).tobytes())
+    return read_sentencepiece(SafetensorsFile.open(file).bytes_of(SENTENCEPIECE))
 
 
 def read_sentencepiece(model: bytes) -> Pieces:

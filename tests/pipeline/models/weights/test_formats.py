@@ -42,7 +42,8 @@ def save_fp8_with_newer_names(path: Path, weights: dict[str, Tensor]) -> dict[st
     scales = {name: tensor.reshape(1) for name, tensor in load_file(path).items() if name.endswith("scale_weight")}
     others = {name: tensor for name, tensor in load_file(path).items() if name not in scales and name != "scaled_fp8"}
     renamed = {name.replace("scale_weight", "weight_scale"): tensor for name, tensor in scales.items()}
-    notes = {name.replace("scale_weight", "comfy_quant"): torch.zeros(9, dtype=torch.uint8) for name in scales}
+    note = torch.tensor(list(b'{"format": "float8_e4m3fn"}'), dtype=torch.uint8)
+    notes = {name.replace("scale_weight", "comfy_quant"): note.clone() for name in scales}
     save_file(others | renamed | notes, path)
     return kept
 
