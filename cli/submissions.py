@@ -12,7 +12,7 @@ from svdq.cli.formatting import echo, echo_json, named
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import MANY
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.submitting.entries import Submission
+from svdq.producer.submitting.entries import Entry, Submission
 from svdq.producer.submitting.finishing import submit_finishing
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.sources import PhotoRequest
@@ -118,7 +118,7 @@ def submit_and_print(
     totals = f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}."
     if dry_run and not as_json:
         echo(f"Nothing was queued. {totals}")
-        echo(*_expected_end(settings, specs if not finishing else (), num_new))
+        echo(*_expected_end(settings, [submission.entry for submission in made if submission.is_new]))
     elif is_bulk and not as_json:
         echo(f"{totals} `svdq list` shows the newest.")
     _print_surprises(made, dry_run=dry_run)
@@ -165,16 +165,17 @@ def print_reasons(reasons: Sequence[str]) -> None:
         echo(f"… and {len(reasons) - MAX_REASONS:,} more.", err=True)
 
 
-def _expected_end(settings: "Settings", specs: Sequence[JobSpec], num_jobs: int) -> list[str]:
+def _expected_end(settings: "Settings", entries: Sequence[Entry]) -> list[str]:
     """Say when new jobs would be done, as far as the workers have measured such videos."""
     from svdq.producer.queue import session
     from svdq.producer.status.snapshot import take
     from svdq.producer.submitting.foresight import estimate_of
 
-    if not specs or not num_jobs:
+    if not entries:
         return []
+    jobs, now = [entry.job for entry in entries], datetime.now().astimezone()
     with session(settings) as connection:
-        found = estimate_of(take(connection), specs[0], num_jobs, datetime.now().astimezone())
+        found = estimate_of(take(connection), jobs, len(jobs), entries[0].at, now)
     if found.eta_s is None:
         return [f"When they would be done is not known: {found.reason}"]
     return [f"They would be done in about {duration(found.eta_s)}."]

@@ -221,7 +221,8 @@ async def estimate(request: Request) -> Response:
     state = request.app.state
     now = await state.backend.read(clock_of)
     wanted = await _read_spec(request, given, now)
-    found = estimate_of(await state.snapshots.get(), wanted, num_videos * wanted.num_links, now)
+    snapshot, num_jobs = await state.snapshots.get(), num_videos * wanted.num_links
+    found = estimate_of(snapshot, [wanted.example()], num_jobs, wanted.at, now)
     is_local = state.backend.storage.folder is not None
     mean = await state.backend.in_thread(state.older.mean_bytes) if is_local else None
     return Json({"eta_s": found.eta_s, "reason": found.reason, "bytes": mean and mean * num_videos})

@@ -21,6 +21,7 @@ PAUSED = "Jobs are not taken."
 STORAGE = "The storage is unavailable."
 DRAINING = "The workers take no more jobs."
 UNMEASURED = "No worker has finished a video of such a size yet."
+UNUPSCALED = "No worker has upscaled a video of such a size yet."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,7 @@ def estimate_all(
     interval_s = _mean_interval_s(waiting.sample, able)
     alone_s = _alone_s(waiting.sample[-1], able) if waiting.sample else None
     if interval_s is None:
-        return Estimate(reason=why_none)
+        return Estimate(reason=_what_is_unmeasured(waiting.sample, able) if able else why_none)
     # All ranks work until the end, but the last video takes as long as it does alone (docs/internals/capacity.md).
     num_ranks = sum(len(group.ranks) for group in takers)
     in_rounds = {job_id for group in groups if group.intake for job_id in group.intake.places}
@@ -145,12 +146,12 @@ def estimate_all(
     return Estimate(eta_s=max(total_s, alone_s or 0.0, waiting.end_s, *(end.eta_s or 0.0 for end in ends)))
 
 
-def with_more(waiting: Backlog, parameters: Parameters, num_jobs: int) -> Backlog:
-    """Return what would wait after more jobs with the same parameters; the sample keeps its proportions."""
-    share = len(waiting.sample) / waiting.num_jobs if waiting.num_jobs else 0.0
+def with_more(waiting: Backlog, more: Sequence[Parameters], num_jobs: int) -> Backlog:
+    """Return what would wait after more jobs, of which `more` is an even sample; the sample keeps its proportions."""
+    share = len(waiting.sample) / waiting.num_jobs if waiting.num_jobs else len(more) / num_jobs
     num_sampled = min(max(1, round(num_jobs * share)), 1000)  # more would not change a mean
-    sample = [*waiting.sample, *[parameters] * num_sampled]
-    return replace(waiting, num_jobs=waiting.num_jobs + num_jobs, sample=sample)
+    evenly = [more[number * len(more) // num_sampled] for number in range(num_sampled)]
+    return replace(waiting, num_jobs=waiting.num_jobs + num_jobs, sample=[*waiting.sample, *evenly])
 
 
 def videos_per_s(groups: Sequence[GroupStatus]) -> float:
@@ -166,7 +167,7 @@ def _groups_that_take(
     able = [group for group in groups if not group.waits_for_storage]
     whole = [group for group in able if group.is_whole]
     open_ = [group for group in whole if group.intake and not group.intake.draining]
-    measured = [group for group in open_ if group.intake and group.intake.costs]
+    measured = [group for group in open_ if group.intake and (group.intake.costs or group.intake.upscales)]
     if pauses:
         return [], PAUSED
     if groups and not able:
@@ -305,6 +306,13 @@ def _alone_s(parameters: Parameters, groups: Sequence[GroupCosts]) -> float | No
         ),
         default=None,
     )
+
+
+def _what_is_unmeasured(sample: Sequence[Parameters], groups: Sequence[GroupCosts]) -> str:
+    """Say what no group has measured of the first video whose costs are not known."""
+    unknown = [each for each in sample if all(group.of(each) is None for group in groups)]
+    is_known_plain = any(group.of({**each, "upscale": ""}) for each in unknown[:1] for group in groups)
+    return UNUPSCALED if is_known_plain else UNMEASURED
 
 
 def _mean_interval_s(sample: Sequence[Parameters], groups: Sequence[GroupCosts]) -> float | None:

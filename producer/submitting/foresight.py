@@ -1,13 +1,14 @@
 """What a submission would do, whether its owner may, and when its videos would be done; submits nothing."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 
 import redis
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.job import Job
 from svdq.producer.job_control import WAITING
 from svdq.producer.keys import UNRENDERED
 from svdq.producer.queue import statuses
@@ -17,7 +18,8 @@ from svdq.producer.status.selection import owners_of
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.enqueue import CHUNK
 from svdq.producer.submitting.entries import Entry, Submission
-from svdq.producer.submitting.job_spec import JobSpec
+
+MOST_READ = 200  # of the jobs of a submission, for an estimate
 
 
 def foresee(connection: redis.Redis, entries: Iterable[Entry]) -> Iterator[Submission]:
@@ -57,13 +59,14 @@ def check_max_waiting(connection: redis.Redis, entries: Iterable[Entry], limit: 
             )
 
 
-def estimate_of(snapshot: Snapshot, spec: JobSpec, num_videos: int, now: datetime) -> Estimate:
-    """Estimate when videos that are not queued yet will be done, after all that waits already."""
-    parameters = spec.example().model_dump(mode="json")
+def estimate_of(snapshot: Snapshot, jobs: Sequence[Job], num_jobs: int, at: datetime | None, now: datetime) -> Estimate:
+    """Estimate when so many jobs like `jobs`, that are not queued before `at`, will be done, after all that waits."""
+    some = jobs[:: len(jobs) // MOST_READ + 1]
+    parameters = [job.model_dump(mode="json") for job in some]
     common = (snapshot.groups, snapshot.pauses, snapshot.no_group)
-    if spec.at is None:
-        jobs = [job for job in snapshot.jobs if job.is_readable]
-        return estimate_all(jobs, with_more(snapshot.waiting, parameters, num_videos), *common)
-    alone = estimate_all([], with_more(Backlog(), parameters, num_videos), *common)
-    begin_s = max(0.0, (spec.at - now).total_seconds(), snapshot.estimate.eta_s or 0.0)
+    if at is None:
+        in_flight = [job for job in snapshot.jobs if job.is_readable]
+        return estimate_all(in_flight, with_more(snapshot.waiting, parameters, num_jobs), *common)
+    alone = estimate_all([], with_more(Backlog(), parameters, num_jobs), *common)
+    begin_s = max(0.0, (at - now).total_seconds(), snapshot.estimate.eta_s or 0.0)
     return alone if alone.eta_s is None else Estimate(eta_s=begin_s + alone.eta_s)

@@ -19,6 +19,7 @@ from svdq.producer.submitting import submission
 from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.entries import Entry, Submission
 from tests.conftest import Cli
+from tests.finished import add_video
 from tests.forks import Piped
 from tests.terminal import terminal
 
@@ -257,6 +258,12 @@ def test_a_dry_run_queues_nothing_and_says_what_would_be(
     really = svdq("submit", str(folder), "--recursive", "--json").stdout.splitlines()
     assert {json.loads(line)["id"] for line in really} == set(status)
     assert svdq("submit", str(folder / "00.png"), "--dry-run", "--wait").returncode == 2
+
+
+def test_a_dry_run_of_upscaling_says_when_it_would_be_done(svdq: Cli, settings: Settings) -> None:
+    finished = add_video(Storage(settings.storage), 0)
+    end = svdq("submit", "--finish", finished, "--upscale", "2", "--dry-run").stdout.splitlines()[-1]
+    assert end == "When they would be done is not known: No worker is running."
 
 
 def test_a_dry_run_warns_as_the_submission_does(svdq: Cli, tmp_path: Path) -> None:

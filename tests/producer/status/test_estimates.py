@@ -10,7 +10,7 @@ import pytest
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.planning.costs import ShapeCosts, UpscaleCosts
 from svdq.producer.status import estimates
-from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, estimate_jobs
+from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, estimate_jobs, with_more
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import (
     NO_CHECKPOINTS,
@@ -110,15 +110,27 @@ def test_a_job_that_only_upscales_is_estimated_by_what_upscaling_takes() -> None
     upscaled = WAN | {"upscale": "2"}
     finishing = upscaled | {"finishes": "cup-0123456789abcdef0123"}
     queue = Backlog(num_jobs=300, sample=[WAN, WAN, finishing])
-    without = estimate_all([], queue, [wan_group()], ())
-    assert without.reason == estimates.UNMEASURED
+    assert estimate_all([], queue, [wan_group()], ()).reason == estimates.UNUPSCALED
+    assert estimate_all([], queue, [wan_group(costs=())], ()).reason == estimates.UNMEASURED
     costs = UpscaleCosts(frames=81, width=832, height=480, seconds=20.0)
     group = wan_group(upscales=(costs,))
     assert estimate_all([], queue, [group], ()).eta_s == pytest.approx(300 * (2 * 16.0 + 20.0) / 3 / 2)
+    only = Backlog(num_jobs=300, sample=[finishing])
+    assert estimate_all([], only, [wan_group(costs=(), upscales=(costs,))], ()).eta_s == pytest.approx(300 * 20.0 / 2)
     keeping = wan_group(upscales=(costs,), keeps_latents=True)  # which are decoded again
     assert estimate_all([], queue, [keeping], ()).eta_s == pytest.approx(300 * (2 * 16.0 + 23.0) / 3 / 2)
     whole = estimate_all([], Backlog(num_jobs=10, sample=[upscaled]), [group], ())
     assert whole.eta_s == pytest.approx(10 * (16.0 + 20.0) / 2)
+
+
+def test_more_jobs_of_several_kinds_count_in_their_proportions() -> None:
+    """A list was estimated by its first row."""
+    long = WAN | {"steps": 8, "guidance_scale": 1.0}
+    facts = {**PUBLISHED, "defaults": {"steps": 4, "guidance_scale": 1.0}}
+    group = wan_group(facts)
+    for before, number in ((Backlog(), 0), (Backlog(num_jobs=100, sample=[WAN] * 50), 100)):
+        found = estimate_all([], with_more(before, [WAN, long], 300), [group], ())
+        assert found.eta_s == pytest.approx((number * 16.0 + 150 * 16.0 + 150 * 28.0) / 2)
 
 
 def test_a_job_behind_one_that_is_upscaled_waits_for_it() -> None:
