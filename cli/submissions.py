@@ -12,11 +12,12 @@ from svdq.cli.formatting import echo, echo_json, named
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import MANY
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.submitting.checking import BadPhotosError, Observer
 from svdq.producer.submitting.entries import Entry, Submission
 from svdq.producer.submitting.finishing import submit_finishing
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.sources import PhotoRequest
-from svdq.producer.submitting.submission import BadPhotosError, Observer, submit_all
+from svdq.producer.submitting.submission import submit_all
 from svdq.producer.text import count, duration, rfc3339
 
 if TYPE_CHECKING:

@@ -239,7 +239,7 @@ def read_spec(
         families = {name: model.family.name for name, model in models.items() if model and not model.is_configured}
         drafts = tuple(replace(each, family=each.family or families.get(each.model)) for each in drafts)
     return JobSpec(
-        options=drafts,
+        drafts=drafts,
         model=next(iter(models.values())) if len(models) == 1 else expected_model(settings),
         at=parse_future(at, "--at", time_by_redis(settings)) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),

@@ -103,7 +103,7 @@ def watch(
     """
     settings = load_for_watching(folder, redis_url=redis_url, storage=storage)
     spec = JobSpec(
-        options=with_defaults_from(like, [draft]),
+        drafts=with_defaults_from(like, [draft]),
         priority=priority,
         then=then,
         keep_location=keep_location,

@@ -185,7 +185,7 @@ def test_the_settings_of_a_watched_folder_are_read_or_refused(tmp_path: Path, da
 def read_like(path: Path) -> None:
     """Read as `svdq submit --like` and `svdq inspect` do."""
     with contextlib.suppress(InputError):
-        JobSpec(options=(Draft().with_defaults_from(read_provenance(path).job),)).check()
+        JobSpec(drafts=(Draft().with_defaults_from(read_provenance(path).job),)).check()
 
 
 def test_a_broken_sidecar_hides_no_other_video(tmp_path: Path) -> None:

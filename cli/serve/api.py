@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from svdq.cli.serve.api_errors import ApiError, Json, RedisAwayError, no_such_video, no_token
-from svdq.cli.serve.backend import options_of
+from svdq.cli.serve.backend import draft_of
 from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PROMPTS, model_in, read_request
 from svdq.cli.serve.now import estimate_views
@@ -175,7 +175,7 @@ async def _read_fields(request: Request, fields: Sequence[tuple[str, Any]], base
     if not wanted:
         return spec
     _find_model(wanted, names, HTTPStatus.BAD_REQUEST)
-    return replace(spec, options=tuple(replace(each, model=stem) for each in spec.options))
+    return replace(spec, drafts=tuple(replace(each, model=stem) for each in spec.drafts))
 
 
 async def list_videos(request: Request) -> Response:
@@ -257,14 +257,14 @@ async def remix_video(request: Request) -> Response:
     view = await _find(request)
     form = await request.app.state.reader.read(request)
     form.close()
-    base = replace(options_of(view), seed=None)
+    base = replace(draft_of(view), seed=None)
     spec = _for_key(request, await _read_fields(request, form.fields, base), view.id)
     if form.files:
         raise ApiError(400, "A remix has the photos of its video; leave photos out.", param=next(iter(form.files)))
-    [options] = spec.options
-    if options.seed is None:
-        options = replace(options, seed=secrets.randbits(SEED_BITS))
-    spec = replace(spec, options=(options,), notes=(*spec.notes, ("remixed_from", view.id)))
+    [draft] = spec.drafts
+    if draft.seed is None:
+        draft = replace(draft, seed=secrets.randbits(SEED_BITS))
+    spec = replace(spec, drafts=(draft,), notes=(*spec.notes, ("remixed_from", view.id)))
     submission, made = await _submit(request, lambda: request.app.state.backend.create_again(view, spec))
     return await _answer(request, submission, made, spec)
 
@@ -274,11 +274,11 @@ def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
     key = request.headers.get("idempotency-key", "")
     if not key:
         return spec
-    [options] = spec.options
-    if options.seed is None:
+    [draft] = spec.drafts
+    if draft.seed is None:
         seed = int.from_bytes(hashlib.sha256(f"{video_id} {key}".encode()).digest()[: SEED_BITS // 8])
-        options = replace(options, seed=seed)
-    return replace(spec, options=(options,), request_key=key)
+        draft = replace(draft, seed=seed)
+    return replace(spec, drafts=(draft,), request_key=key)
 
 
 async def _submit(

@@ -182,7 +182,7 @@ class Backend:
 
     async def upscale(self, job_ids: Sequence[str], owner: str) -> dict[str, str]:
         """Queue kept videos to be upscaled by `UPSCALE`; return a sentence about each that is not, by id."""
-        spec = JobSpec(options=(Draft(upscale=UPSCALE),), owner=owner)
+        spec = JobSpec(drafts=(Draft(upscale=UPSCALE),), owner=owner)
 
         def work(connection: redis.Redis) -> dict[str, str]:
             problems: dict[str, str] = {}
@@ -261,7 +261,7 @@ def _content(file: BinaryIO) -> bytes:
     return file.read()
 
 
-def options_of(view: JobView) -> Draft:
+def draft_of(view: JobView) -> Draft:
     """Return the parameters of a video; raises ApiError or InputError if no video can be made with them."""
     if "image" not in view.parameters:
         raise no_such_video(view.id)

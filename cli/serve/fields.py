@@ -116,11 +116,11 @@ def _read(
     if family in WITH_PROMPTS:
         plain |= prompts
     else:  # recorded, and so as clean as prompts that are used
-        JobSpec(options=(Draft(family=WITH_PROMPTS[0], **prompts),)).check(spell)
+        JobSpec(drafts=(Draft(family=WITH_PROMPTS[0], **prompts),)).check(spell)
         notes = tuple(prompts.items())
     _add_guidance_and_frames(plain, own, family, base)
     spec = JobSpec(
-        options=(base.overridden(Draft(**plain | {"family": family})),),
+        drafts=(base.overridden(Draft(**plain | {"family": family})),),
         model=model,
         priority=own.get("priority", "default"),
         name=own.get("name"),

@@ -160,7 +160,7 @@ def read_spec(
     values = {name: text for name, text in given.items() if text.strip()}
     own = {name: values.pop(name) for name in OWN_FIELDS if name in values}
     spec = JobSpec(
-        options=(read_changes(values),),
+        drafts=(read_changes(values),),
         model=model,
         variations=whole_number(own.get("variations", "1"), "Videos of each photo"),
         priority=own.get("priority", "default"),

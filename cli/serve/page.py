@@ -22,7 +22,7 @@ from svdq.cli.serve import review
 from svdq.cli.serve.access import COOKIE_MAX_AGE_S
 from svdq.cli.serve.api import live
 from svdq.cli.serve.api_errors import ApiError, Json, no_such_video, without_folders
-from svdq.cli.serve.backend import Backend, options_of
+from svdq.cli.serve.backend import Backend, draft_of
 from svdq.cli.serve.bodies import limited
 from svdq.cli.serve.content import Content, keys_of, zip_of
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
@@ -441,11 +441,11 @@ async def repeat(request: Request) -> Response:
     backend = request.app.state.backend
     asked = await _read(request, _Repetition)
     view = await _find(request, asked.id)
-    options = options_of(view).overridden(read_changes(asked.changes))
-    if options.seed is None or not asked.changes:
-        options = replace(options, seed=secrets.randbits(SEED_BITS))
+    draft = draft_of(view).overridden(read_changes(asked.changes))
+    if draft.seed is None or not asked.changes:
+        draft = replace(draft, seed=secrets.randbits(SEED_BITS))
     priority = priority_of(view.queue) or "default"
-    wanted = JobSpec(options=(options,), priority=priority, owner=request.state.owner)
+    wanted = JobSpec(drafts=(draft,), priority=priority, owner=request.state.owner)
     wanted.check(label_of)
     [[submission], _] = await backend.create_again(view, wanted)
     return Json({"id": submission.id, "is_new": submission.is_new, "status": submission.status})

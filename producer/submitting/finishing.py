@@ -21,6 +21,7 @@ from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results
 from svdq.producer.results.holders import record_copies
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.checking import Observer
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.entries import Entry, Submission
@@ -29,7 +30,7 @@ from svdq.producer.submitting.job_spec import ANY_DAY, JobSpec
 from svdq.producer.submitting.model_choice import render_again
 from svdq.producer.submitting.new_job import valid_job
 from svdq.producer.submitting.sources import PhotoRequest
-from svdq.producer.submitting.submission import Observer, claim_storage
+from svdq.producer.submitting.submission import claim_storage
 
 
 def finish_requests(
@@ -41,10 +42,10 @@ def finish_requests(
     there is none.
     """
     plain = JobSpec(
-        options=(Draft(upscale=spec.options[0].upscale),),
+        drafts=(Draft(upscale=spec.drafts[0].upscale),),
         **{name: getattr(spec, name) for name in ("model", "priority", "name", "folder", "at", "force", "owner")},
     )
-    if not spec.options[0].upscale or spec != plain:
+    if not spec.drafts[0].upscale or spec != plain:
         raise InputError(
             "--finish needs --upscale, such as --upscale 2, and takes no other parameter of the video; besides it, "
             "--output, --name, --priority, --at and --force."
@@ -113,11 +114,11 @@ def _entry(
     if "mp4" not in made.formats and not storage.exists(latents_key(result.job_id)):
         raise InputError(
             f"The video {made.name!r} ({result.job_id}) has neither an mp4 nor kept latents; submit its photo with "
-            f"--like {where!r} --upscale {spec.options[0].upscale}."
+            f"--like {where!r} --upscale {spec.drafts[0].upscale}."
         )
     # Of a video that was upscaled later, the one that was rendered.
     finished = made.finishes or result.sidecar.key.removeprefix(f"{OUTPUTS}/").removesuffix(".json")
-    values = made.model_dump() | {"upscale": spec.options[0].upscale, "chained": False, "finishes": finished}
+    values = made.model_dump() | {"upscale": spec.drafts[0].upscale, "chained": False, "finishes": finished}
     job = valid_job(type(made), values)
     source = result.document.source
     of_id, of_files = (

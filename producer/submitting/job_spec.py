@@ -39,7 +39,7 @@ ANY_PHOTO = f"inputs/{'0' * 64}.jpg"
 class JobSpec:
     """The videos to make of a photo."""
 
-    options: tuple[Draft, ...] = (Draft(),)  # parameters of its videos: one set, or several for a sweep
+    drafts: tuple[Draft, ...] = (Draft(),)  # parameters of its videos: one set, or several for a sweep
     model: KnownModel | None = None  # decides the family of videos whose parameters do not
     variations: int = 1  # number of videos for each set, each with its own seed
     priority: str = "default"
@@ -61,7 +61,7 @@ class JobSpec:
     @property
     def num_jobs(self) -> int:
         """Number of jobs for one photo."""
-        return self.variations * len(self.options) * self.num_links
+        return self.variations * len(self.drafts) * self.num_links
 
     @property
     def num_links(self) -> int:
@@ -71,11 +71,11 @@ class JobSpec:
     @property
     def is_open(self) -> bool:
         """Whether nothing decides the family of one of its videos."""
-        return any(self._family_of(options) is None for options in self.options)
+        return any(self._family_of(draft) is None for draft in self.drafts)
 
-    def _family_of(self, options: Draft) -> str | None:
+    def _family_of(self, draft: Draft) -> str | None:
         """Return the family of videos, None if it is open; the prompts of further links decide it, too."""
-        return options.family_for(self.model) or (WITH_PROMPTS[0] if any(self.then) else None)
+        return draft.family_for(self.model) or (WITH_PROMPTS[0] if any(self.then) else None)
 
     def with_output(self, text: str) -> "JobSpec":
         """Return it with a folder as a user writes it; without a name, a last part with a field names the files.
@@ -100,12 +100,12 @@ class JobSpec:
             takes_one = each.prompt is None and self._family_of(each) in WITH_PROMPTS
             return replace(each, prompt=prompt) if takes_one else each
 
-        options = tuple(map(add, self.options))
-        return self if options == self.options else replace(self, options=options)
+        drafts = tuple(map(add, self.drafts))
+        return self if drafts == self.drafts else replace(self, drafts=drafts)
 
     def with_last_photo(self) -> "JobSpec":
         """Return it for photos that have another one for the last frame."""
-        return replace(self, options=tuple(replace(each, last_image=ANY_PHOTO) for each in self.options))
+        return replace(self, drafts=tuple(replace(each, last_image=ANY_PHOTO) for each in self.drafts))
 
     def check(self, spell: Callable[[str], str] = as_flag) -> None:
         """Raise InputError if a value is not allowed; `spell` returns the name of a parameter for it."""
@@ -118,13 +118,13 @@ class JobSpec:
             raise InputError(
                 f"The variations and sweeps ask for {self.num_jobs:,} videos of a photo; ask for 1 to {MAX_VIDEOS:,}."
             )
-        for options in self.options:
+        for draft in self.drafts:
             for variation in {0, self.variations - 1}:
-                job = self._make(options, variation, spell, image=ANY_PHOTO, name="photo")
+                job = self._make(draft, variation, spell, image=ANY_PHOTO, name="photo")
                 if self.then:
                     check_first(job, spell)
                 first = Entry(job=job, job_id="0" * 20)
-                *_, end = (first, *further_links(first, options, self.then, self.then_loras, spell))
+                *_, end = (first, *further_links(first, draft, self.then, self.then_loras, spell))
                 self._check_last_frame(end.job, spell)
                 self._check_step_cache(job)
             if self.name is not None:
@@ -133,11 +133,11 @@ class JobSpec:
 
     def example(self) -> Job:
         """Return the first job of any photo."""
-        return self._make(self.options[0], 0, image=ANY_PHOTO, name="photo")
+        return self._make(self.drafts[0], 0, image=ANY_PHOTO, name="photo")
 
     def entries(self, photo: Photo, first_index: int) -> Iterator[Entry]:
         """Create the jobs of a photo; the first is number `first_index` of the submission, from 1."""
-        for number, (draft, variation) in enumerate(product(self.options, range(self.variations))):
+        for number, (draft, variation) in enumerate(product(self.drafts, range(self.variations))):
             draft = replace(draft, last_image=photo.last.key) if photo.last else draft
             index = first_index + number * self.num_links
             first = self._entry(photo, draft, variation, index)

@@ -44,18 +44,18 @@ class KnownLoras:
 
         A prompt may have `<lora:NAME:STRENGTH>` in it, as in other programs; a further link then has its own LoRAs.
         """
-        texts = [*(options.prompt or "" for options in spec.options), *spec.then]
-        if not any(options.loras for options in spec.options) and not any(map(_TAG.search, texts)):
+        texts = [*(draft.prompt or "" for draft in spec.drafts), *spec.then]
+        if not any(draft.loras for draft in spec.drafts) and not any(map(_TAG.search, texts)):
             return spec
-        options = []
-        for each in spec.options:
+        drafts = []
+        for each in spec.drafts:
             prompt, loras = _without_tags(each.prompt or "")
             each = replace(each, prompt=prompt if loras else each.prompt)
-            options.append(replace(each, loras=self._all([*choices_of(each.loras), *loras])))
+            drafts.append(replace(each, loras=self._all([*choices_of(each.loras), *loras])))
         then = [_without_tags(prompt) for prompt in spec.then]
         return replace(
             spec,
-            options=tuple(options),
+            drafts=tuple(drafts),
             then=tuple(prompt for prompt, _ in then),
             then_loras=tuple(self._all(loras) if loras else None for _, loras in then),
         )

@@ -104,10 +104,10 @@ def _parse(
     if "photo" not in given:
         raise InputError("The row names no photo; give its path in the column photo.")
     draft = read_draft({name: text for name, text in given.items() if name not in OWN_COLUMNS})
-    options = (each.overridden(draft) for each in defaults.options)
+    drafts = (each.overridden(draft) for each in defaults.drafts)
     spec = replace(
         defaults,
-        options=tuple(dict.fromkeys(options)),  # a row may make sets of a sweep the same
+        drafts=tuple(dict.fromkeys(drafts)),  # a row may make sets of a sweep the same
         model=model_of(draft.model) if draft.model is not None else defaults.model,
         priority=given.get("priority", defaults.priority),
         name=given.get("name", defaults.name),

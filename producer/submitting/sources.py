@@ -299,28 +299,3 @@ def parse_prompt(data: bytes, path: Path) -> str:
         return " ".join(data.decode("utf-8-sig").split())
     except UnicodeDecodeError as error:
         raise InputError(f"The prompt {str(path)!r} is not UTF-8; save it as UTF-8.") from error
-
-
-@dataclass
-class PromptFiles:
-    """The prompts in text files beside photos."""
-
-    spell: Callable[[str], str]  # returns the name of a parameter for errors
-    num_ignored: int = 0  # number of text files beside photos whose videos take no prompt
-    num_without: int = 0  # number of photos whose videos take a prompt, and have none
-
-    def spec_for(self, spec: JobSpec, photo: Path) -> JobSpec:
-        """Add the prompt beside a photo to a spec without one, if its family takes prompts."""
-        path = prompt_path(photo)
-        if path is None or all(options.prompt is not None for options in spec.options):
-            return spec
-        if spec.with_prompt("") is spec:
-            self.num_ignored += os.path.isfile(path)  # unlike `Path.is_file`, it refuses no name
-            return spec
-        prompt = read_prompt(path)
-        if prompt is None:
-            self.num_without += 1
-            return spec
-        spec = spec.with_prompt(prompt)
-        spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else self.spell(field))
-        return spec

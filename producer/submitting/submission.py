@@ -7,12 +7,10 @@ from datetime import datetime
 from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
-from typing import TypeGuard
 
 import redis
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.models.families import published_model
 from svdq.producer import keys
 from svdq.producer.files import make_home
 from svdq.producer.job import model_stem
@@ -22,51 +20,21 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.registries import counts
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import MARKER, Storage
+from svdq.producer.submitting.checking import Observer, check_requests, specs_of, with_family_of_prompts
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.enqueue import CHUNK, enqueue_chain, enqueue_many
 from svdq.producer.submitting.entries import Entry, Submission
 from svdq.producer.submitting.foresight import check_max_waiting, foresee
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
-from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, why_default
-from svdq.producer.submitting.parameters import WITH_PROMPTS, as_flag
+from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.submitting.photo_requests import requests_for
-from svdq.producer.submitting.photos import Photo, check_photos, source_path
-from svdq.producer.submitting.sources import PhotoRequest, PromptFiles, find_photos, usable_prompt
+from svdq.producer.submitting.photos import Photo
+from svdq.producer.submitting.sources import PhotoRequest, find_photos
 from svdq.producer.text import count, in_zone
 from svdq.producer.threads import Budget, ordered_map
 
 _BYTES = Budget(1 << 25)  # bytes of photos that are held in memory to be stored
-
-
-class BadPhotosError(InputError):
-    """Some photos cannot be used; nothing was stored or enqueued. `skip_bad` names the option that leaves them out."""
-
-    def __init__(self, reasons: Sequence[str], num_photos: int, skip_bad: str) -> None:
-        #: The reason for each photo, if the message does not contain it.
-        self.reasons = tuple(reasons) if len(reasons) > 1 else ()
-        number = f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted"
-        super().__init__(
-            f"{number}; correct or remove them, or leave them out with {skip_bad}."
-            if self.reasons
-            else f"{reasons[0]} Nothing was submitted; {skip_bad} leaves it out."
-        )
-
-
-class Observer:
-    """Receives the progress of a submission; this base class ignores it."""
-
-    def begin(self, work: str, total: int) -> None:
-        """Begin a phase, such as `checking`, of `total` photos or jobs."""
-
-    def advance(self) -> None:
-        """Count one of them as done."""
-
-    def leave_out(self, reason: str) -> None:
-        """Record a bad photo that is left out."""
-
-    def note(self, text: str) -> None:
-        """Show a sentence."""
 
 
 def submit(
@@ -95,7 +63,7 @@ def submit(
     if not words:
         return []
     spec = JobSpec(
-        options=(options,),
+        drafts=(options,),
         model=expected_model(settings, named=options.model),
         priority=priority,
         at=None if at is None else in_zone(at),
@@ -128,20 +96,18 @@ def submit_all(
     or BadPhotosError before anything is stored or enqueued, such as TooManyWaitingError.
     """
     observer = observer or Observer()
-    requests = _with_family_of_prompts(requests)
-    for spec in _specs(requests):
+    requests = with_family_of_prompts(requests)
+    for spec in specs_of(requests):
         spec.check(spell)
     if connection is not None:
         connection.ping()
     elif settings.redis_url:
         connect(settings).close()  # fails before thousands of photos are checked; changes nothing
-    look_up = _look_up(settings, connection, spell)
-    checked = _check(settings.max_pixels, requests, skip_bad, observer, spell, look_up)
-    del look_up  # with the specs that it has seen
+    checked = check_requests(settings, requests, connection, skip_bad=skip_bad, observer=observer, spell=spell)
     storage = storage or Storage.open_for_command(settings.storage)
     with session(settings, connection) as connection:
         whole: dict[int, JobSpec] = {}  # with whole ids of other jobs
-        for spec in filter(lambda spec: spec.depends_on, _specs(checked)):
+        for spec in filter(lambda spec: spec.depends_on, specs_of(checked)):
             whole[id(spec)] = replace(spec, depends_on=tuple(complete_ids(connection, spec.depends_on)))
             unfinished(connection, whole[id(spec)].depends_on)
         checked = [replace(each, spec=whole.get(id(each.spec), each.spec)) for each in checked]
@@ -152,7 +118,7 @@ def submit_all(
         if storage.folder is not None and storage.folder.is_relative_to(settings.home):
             with contextlib.suppress(OSError):  # the storage says why
                 make_home(settings.home)
-        of_video = {each.last_image or ANY_PHOTO for spec in _specs(requests) for each in spec.options} - {ANY_PHOTO}
+        of_video = {each.last_image or ANY_PHOTO for spec in specs_of(requests) for each in spec.drafts} - {ANY_PHOTO}
         claim_storage(connection, storage)  # before anything is said
         if not all(map(storage.exists, of_video)):
             raise InputError(
@@ -160,7 +126,7 @@ def submit_all(
                 field="last_image",
             )
         models = current_models(connection, settings)
-        for note in _notes_on_models(settings, connection, models, _specs(requests)):
+        for note in _notes_on_models(settings, connection, models, specs_of(requests)):
             observer.note(note)
         yield from submit_checked(connection, storage, models, checked, observer)
 
@@ -201,108 +167,9 @@ def _notes_on_models(
     specs = list(specs)
     if any(spec.is_open for spec in specs) and (sentence := why_default(settings, connection)):
         yield sentence
-    named = {model_stem(each.model) for spec in specs for each in spec.options if each.model}
+    named = {model_stem(each.model) for spec in specs for each in spec.drafts if each.model}
     for name in sorted(named - models.keys()) if models else ():
         yield f"No worker runs the model {name}; its videos wait for one."
-
-
-def with_owner(spec: JobSpec, owner: str) -> JobSpec:
-    """Return a spec whose jobs have an owner: the one that it names, else this one."""
-    return spec if spec.owner or not owner else replace(spec, owner=owner)
-
-
-def _look_up(
-    settings: Settings, connection: redis.Redis | None, spell: Callable[[str], str]
-) -> Callable[[JobSpec], JobSpec]:
-    """Return a function that completes and checks a spec, which many photos share, by its owner and its LoRAs."""
-    known = KnownLoras(settings, connection)
-    done: dict[int, tuple[JobSpec, JobSpec]] = {}
-
-    def look_up(spec: JobSpec) -> JobSpec:
-        if id(spec) not in done:
-            found = known.looked_up(with_owner(spec, settings.owner))
-            found.check(spell)
-            done[id(spec)] = (spec, found)
-        return done[id(spec)][1]
-
-    return look_up
-
-
-def _specs(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]:
-    """Return each spec once: many photos share one."""
-    return {id(request.spec): request.spec for request in requests if isinstance(request, PhotoRequest)}.values()
-
-
-def _with_family_of_prompts(requests: Sequence[PhotoRequest | InputError]) -> Sequence[PhotoRequest | InputError]:
-    """Choose a family with prompts for videos whose family is open if one of their photos has a prompt."""
-    model = published_model(WITH_PROMPTS[0])
-    specs = {id(spec): replace(spec, model=model) for spec in _specs(requests) if spec.is_open}
-
-    def is_open(request: PhotoRequest | InputError) -> TypeGuard[PhotoRequest]:
-        return isinstance(request, PhotoRequest) and id(request.spec) in specs
-
-    if not any(each.photo is None and usable_prompt(each.path) for each in filter(is_open, requests)):
-        return requests
-    return [replace(each, spec=specs[id(each.spec)]) if is_open(each) else each for each in requests]
-
-
-def _check(
-    max_pixels: int,
-    requests: Sequence[PhotoRequest | InputError],
-    skip_bad: bool,
-    observer: Observer,
-    spell: Callable[[str], str],
-    look_up: Callable[[JobSpec], JobSpec],
-) -> list[PhotoRequest]:
-    for spec in _specs(request for request in requests if isinstance(request, PhotoRequest) and not request.where):
-        look_up(spec)  # raises once for what is wrong with all photos
-    paths = [request.path for request in requests if isinstance(request, PhotoRequest) and request.photo is None]
-    files = (request.last for request in requests if isinstance(request, PhotoRequest))
-    last_paths = list(dict.fromkeys(filter(None, files)))  # several photos may have the same one
-    observer.begin("checking", len(paths) + len(last_paths))
-    results = iter(check_photos(paths, max_pixels, observer.advance))
-    lasts: dict[Path, Photo | InputError] = dict(
-        zip(last_paths, check_photos(last_paths, max_pixels, observer.advance), strict=True)
-    )
-    prompts = PromptFiles(spell)
-    checked, reasons = list[PhotoRequest](), list[InputError]()
-    for request in requests:
-        if isinstance(request, InputError):
-            reasons.append(request)
-            continue
-        try:
-            photo = request.photo or _checked(next(results), "image")
-            last = _checked(lasts[request.last], "last_image") if request.last else photo.last
-            spec = look_up(request.spec if request.photo else prompts.spec_for(request.spec, request.path))
-        except InputError as error:
-            reasons.append(InputError(f"{request.where}{error}", field=error.field))
-        else:
-            folder = "" if request.photo else request.path.absolute().parent.name
-            source = request.source or source_path(folder, request.path.name)
-            checked.append(replace(request, photo=replace(photo, source=source, last=last), spec=spec))
-    if reasons and (not skip_bad or not checked):
-        if len(requests) == 1:
-            raise reasons[0]
-        raise BadPhotosError([*map(str, reasons)], len(requests), spell("skip_bad"))
-    for reason in reasons:
-        observer.leave_out(str(reason))
-    if prompts.num_without and len(checked) > 1:
-        observer.note(
-            f"{prompts.num_without:,} of {len(checked):,} photos have no prompt; write one into a .txt beside each, or "
-            f"give {spell('prompt')}."
-        )
-    if prompts.num_ignored:
-        observer.note(
-            f"Prompts (.txt) that are ignored, because this family of models takes none: {prompts.num_ignored:,}; "
-            f"give --family {' or '.join(WITH_PROMPTS)} if the workers' model takes them."
-        )
-    return checked
-
-
-def _checked(result: Photo | InputError, field: str) -> Photo:
-    if isinstance(result, InputError):
-        raise InputError(str(result), field=field)
-    return result
 
 
 def claim_storage(connection: redis.Redis, storage: Storage) -> None:

@@ -47,7 +47,7 @@ class Companions:
         if found and not is_new:
             if prompt in found:
                 text = self._read(prompt, lambda opened, path: parse_prompt(opened.read(MAX_BYTES + 1), path))
-                spec = replace(spec, options=(replace(spec.options[0], prompt=text),))
+                spec = replace(spec, drafts=(replace(spec.drafts[0], prompt=text),))
             if last in found:
                 photo = self._read(last, lambda opened, path: self._check(file, opened, path))
             is_new = any(self._signature(path) != version for path, version in found.items())
@@ -113,7 +113,7 @@ class Companions:
 
 def _takes_prompts(spec: JobSpec) -> bool:
     """Return whether its family takes prompts, or nothing but a prompt would decide it."""
-    return spec.options[0].family_for(spec.model) in (None, *WITH_PROMPTS)
+    return spec.drafts[0].family_for(spec.model) in (None, *WITH_PROMPTS)
 
 
 def _stem_of(path: str) -> str:

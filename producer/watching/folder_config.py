@@ -116,7 +116,7 @@ class FolderConfig:
     @property
     def prompt(self) -> str | None:
         """The command's prompt, for all photos, or None."""
-        prompt: str | None = self._spec.options[0].prompt
+        prompt: str | None = self._spec.drafts[0].prompt
         return prompt
 
     @property
@@ -180,8 +180,8 @@ class FolderConfig:
                 raise InputError(f"output {output!r} is not allowed: it must be a text, such as '{{date}}/{{photo}}'.")
             if self.prompt is not None:
                 given.pop("prompt", None)
-            options = spec.options[0].overridden(read_draft(given))
-            spec = replace(spec, options=(options,), priority=priority, then=then, owner=owner)
+            draft = spec.drafts[0].overridden(read_draft(given))
+            spec = replace(spec, drafts=(draft,), priority=priority, then=then, owner=owner)
             spec = spec if output is None else replace(spec, name=None).with_output(output)
             spec.check(spell=as_key)
         except InputError as error:

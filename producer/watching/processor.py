@@ -16,12 +16,13 @@ from svdq.producer.job_control import WAITING, cancel
 from svdq.producer.queue import statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.checking import with_owner
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, read_file, source_path
 from svdq.producer.submitting.sources import SUFFIX, PhotoRequest
-from svdq.producer.submitting.submission import claim_storage, entries_of, submit_checked, with_owner
+from svdq.producer.submitting.submission import claim_storage, entries_of, submit_checked
 from svdq.producer.watching.companions import Companions
 from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions

@@ -54,7 +54,7 @@ def watch(
     post_submit = PostSubmit.parse(options.on_success, root)
     if "" in options.selection.globs:
         raise InputError("--glob is empty; give a pattern such as '*.jpg', or leave it out.")
-    named = spec.options[0].model
+    named = spec.drafts[0].model
     model = configured_model(settings)
     if model and named and model_stem(named) != model_stem(model.name):
         model = None  # what the workers have of that name decides

@@ -27,7 +27,7 @@ def record(options: dict[str, Any], spec: dict[str, Any], photo: dict[str, str])
     formats = options.get("formats")
     options = options | ({"formats": tuple(formats)} if formats else {})
     made = []
-    for entry in JobSpec(options=(Draft(**options),), **spec).entries(
+    for entry in JobSpec(drafts=(Draft(**options),), **spec).entries(
         Photo(path=Path("x.jpg"), **photo, num_bytes=1), first_index=1
     ):
         job = entry.job

@@ -60,7 +60,7 @@ def read(fields: list[tuple[str, Any]], base: Draft | None = None) -> JobSpec | 
 def options_of(fields: list[tuple[str, Any]]) -> Draft:
     found = read(fields)
     assert isinstance(found, JobSpec), found
-    [options] = found.options
+    [options] = found.drafts
     return options
 
 
@@ -199,11 +199,11 @@ def test_a_negative_prompt_that_is_null_leaves_it_to_the_model() -> None:
 def test_the_sizes_of_openai_become_the_nearest_that_can_be_rendered(asked: str, size: tuple[int, int]) -> None:
     found = read([("size", asked)])
     assert isinstance(found, JobSpec)
-    [options] = found.options
+    [options] = found.drafts
     assert ((options.width, options.height), f"nearest to {asked}" in found.notice) == (size, True)
     kept = read([("size", asked), ("family", "wan")])
     assert isinstance(kept, JobSpec)
-    assert (f"{kept.options[0].width}x{kept.options[0].height}", kept.notice) == (asked, "")
+    assert (f"{kept.drafts[0].width}x{kept.drafts[0].height}", kept.notice) == (asked, "")
 
 
 @pytest.mark.parametrize("scale", ["-1", "1e9"])
@@ -234,11 +234,11 @@ def test_prompts_have_no_control_characters(family: str) -> None:
 
 def test_a_remix_keeps_the_pace_and_the_guidance_of_its_video() -> None:
     base = Draft(family="svd", frames=14, fps=24, min_guidance_scale=2.0, max_guidance_scale=3.0)
-    [options] = read_request([("seconds", "2"), ("guidance_scale", 1.5)], NOW, base=base).options
+    [options] = read_request([("seconds", "2"), ("guidance_scale", 1.5)], NOW, base=base).drafts
     assert (options.frames, options.fps) == (48, 24)
     assert (options.min_guidance_scale, options.max_guidance_scale) == (1.5, 1.5)
     base = Draft(family="wan", fps=24)
-    [options] = read_request([("seconds", "2")], NOW, base=base).options
+    [options] = read_request([("seconds", "2")], NOW, base=base).drafts
     assert (options.frames, options.fps) == (49, 24)
 
 

@@ -17,7 +17,7 @@ def chains(arena: Arena) -> None:
     for _ in range(arena.size.num_jobs // LINKS):
         shape = {"steps": STEPS, "frames": 5, "width": 64, "height": 64}
         options = Draft(seed=arena.rng.getrandbits(31), **shape)
-        spec = JobSpec(options=(options,), then=("",) * (LINKS - 1), force=True)
+        spec = JobSpec(drafts=(options,), then=("",) * (LINKS - 1), force=True)
         for submission in submit_all(arena.settings, [PhotoRequest(path=arena.folder / PHOTO, spec=spec)]):
             arena.jobs[submission.id] = FINISHED
 

@@ -111,7 +111,7 @@ def link_deleted(arena: Arena) -> None:
     options = {"steps": STEPS, "frames": 5, "width": 64, "height": 64}
     second_of = {}
     for _ in range(arena.size.num_jobs // 2):
-        spec = JobSpec(options=(Draft(seed=arena.rng.getrandbits(31), **options),), then=("",))
+        spec = JobSpec(drafts=(Draft(seed=arena.rng.getrandbits(31), **options),), then=("",))
         request = PhotoRequest(path=arena.folder / PHOTO, spec=spec)
         first, second = [submission.id for submission in submit_all(arena.settings, [request])]
         arena.jobs |= {first: FINISHED, second: FINISHED}

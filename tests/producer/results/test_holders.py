@@ -23,11 +23,11 @@ from svdq.producer.submitting.job_spec import JobSpec
 from tests.finished import add_video
 from tests.queued import finish, write_files
 
-UPSCALE = JobSpec(options=(Draft(upscale="2"),))
+UPSCALE = JobSpec(drafts=(Draft(upscale="2"),))
 
 
 def submit_copy(settings: Settings, job_id: str, upscale: str = "2") -> str:
-    spec = JobSpec(options=(Draft(upscale=upscale),))
+    spec = JobSpec(drafts=(Draft(upscale=upscale),))
     [submission] = submit_finishing(settings, finish_requests(settings, spec, [job_id]))
     return submission.id
 

@@ -33,7 +33,7 @@ SMALL = {"frames": 5, "steps": 2, "width": 64, "height": 64}
 
 def submit(settings: Settings, photo: Path, *then: str, prompt: str = "A", **spec: object) -> list[Submission]:
     options = Draft(prompt=prompt, **SMALL)
-    request = PhotoRequest(path=photo, spec=JobSpec(options=(options,), then=then, **spec))
+    request = PhotoRequest(path=photo, spec=JobSpec(drafts=(options,), then=then, **spec))
     return list(submit_all(settings, [request]))
 
 
@@ -77,7 +77,7 @@ def test_the_same_chain_is_the_same_jobs_and_a_longer_one_begins_with_them(setti
 
 def test_seeds_and_variations_are_those_of_each_chain(connection: redis.Redis, settings: Settings, photo: Path) -> None:
     options = (Draft(prompt="A", seed=7, **SMALL),)
-    request = PhotoRequest(path=photo, spec=JobSpec(options=options, then=("A",), variations=2, name="{stem}-{index}"))
+    request = PhotoRequest(path=photo, spec=JobSpec(drafts=options, then=("A",), variations=2, name="{stem}-{index}"))
     made = list(submit_all(settings, [request]))
     assert [each.seed for each in made] == [7, 7, 8, 8]
     assert [each.name for each in made] == ["a photo-1", "a photo-1", "a photo-3", "a photo-3"]
@@ -99,7 +99,7 @@ def test_seeds_and_variations_are_those_of_each_chain(connection: redis.Redis, s
 def test_impossible_chains_are_refused(
     home: Path, settings: Settings, photo: Path, options: dict[str, object], then: str, reason: str
 ) -> None:
-    spec = JobSpec(options=(Draft(**{"prompt": "A", **options}),), then=(then,))
+    spec = JobSpec(drafts=(Draft(**{"prompt": "A", **options}),), then=(then,))
     with pytest.raises(InputError, match=reason):
         list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert not home.exists()
@@ -173,7 +173,7 @@ def test_the_prompt_of_a_further_link_decides_the_family(
 def test_models_without_prompts_have_chains_without_prompts(
     connection: redis.Redis, settings: Settings, photo: Path
 ) -> None:
-    spec = JobSpec(options=(Draft(family="svd", **SMALL),), then=("", ""))
+    spec = JobSpec(drafts=(Draft(family="svd", **SMALL),), then=("", ""))
     made = list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert len({*ids_of(made)}) == 3
     assert {read_job(fetch(connection, job_id)).family for job_id in ids_of(made)} == {"svd"}

@@ -37,13 +37,13 @@ def test_drawn_seeds_of_variations() -> None:
 
 
 def test_given_seeds_of_variations() -> None:
-    spec = JobSpec(options=(Draft(seed=10),), variations=3)
+    spec = JobSpec(drafts=(Draft(seed=10),), variations=3)
     assert [job.seed for job in jobs(spec)] == [10, 11, 12]
-    assert ids(spec)[2:] == ids(JobSpec(options=(Draft(seed=12),)))
+    assert ids(spec)[2:] == ids(JobSpec(drafts=(Draft(seed=12),)))
 
 
 def test_a_sweep_with_variations() -> None:
-    spec = JobSpec(options=(Draft(seed=1, fps=7), Draft(seed=1, fps=8)), variations=2)
+    spec = JobSpec(drafts=(Draft(seed=1, fps=7), Draft(seed=1, fps=8)), variations=2)
     assert spec.num_jobs == 4
     assert [(job.fps, job.seed) for job in jobs(spec)] == [(7, 1), (7, 2), (8, 1), (8, 2)]
     assert len(set(ids(spec))) == 4
@@ -72,7 +72,7 @@ def test_each_owner_may_have_a_folder() -> None:
 
 
 def test_names_have_parameters() -> None:
-    spec = JobSpec(options=(Draft(frames=14),), name="{frames}-{fps}-{width}x{height}-{fit}")
+    spec = JobSpec(drafts=(Draft(frames=14),), name="{frames}-{fps}-{width}x{height}-{fit}")
     assert [job.name for job in jobs(spec)] == ["14-7-1024x576-crop"]
 
 
@@ -82,11 +82,11 @@ def test_names_have_parameters() -> None:
         (JobSpec(priority="highest"), "priority 'highest'"),
         (JobSpec(at=datetime(2099, 1, 1, tzinfo=UTC), depends_on=("a",)), "--at and --depends-on"),
         (JobSpec(variations=0), "ask for 0 videos"),
-        (JobSpec(variations=MAX_VIDEOS // 2 + 1, options=(Draft(), Draft(fps=8))), "for 10,002 videos"),
-        (JobSpec(options=(Draft(), Draft(fps=0))), "--fps 0"),
-        (JobSpec(options=(Draft(seed=2**63 - 2),), variations=3), "--seed"),
-        (JobSpec(options=(Draft(model=""),)), "--model '' is not allowed: it must be at least one"),
-        (JobSpec(options=(Draft(model=".."),)), "--model .. is not allowed: it must be a name that a file may"),
+        (JobSpec(variations=MAX_VIDEOS // 2 + 1, drafts=(Draft(), Draft(fps=8))), "for 10,002 videos"),
+        (JobSpec(drafts=(Draft(), Draft(fps=0))), "--fps 0"),
+        (JobSpec(drafts=(Draft(seed=2**63 - 2),), variations=3), "--seed"),
+        (JobSpec(drafts=(Draft(model=""),)), "--model '' is not allowed: it must be at least one"),
+        (JobSpec(drafts=(Draft(model=".."),)), "--model .. is not allowed: it must be a name that a file may"),
         (JobSpec(name="{colour}"), "colour"),
         (JobSpec(name="{frames}"), "left to the model"),
         (JobSpec(name="{stem:d}"), "cannot be made"),
@@ -99,16 +99,16 @@ def test_specs_that_are_not_allowed(spec: JobSpec, says: str) -> None:
 
 def test_errors_name_parameters_as_the_user_does() -> None:
     with pytest.raises(InputError, match=r"^motion_bucket_id -1 is not allowed"):
-        JobSpec(options=(Draft(motion_bucket_id=-1),)).check(spell=str)
+        JobSpec(drafts=(Draft(motion_bucket_id=-1),)).check(spell=str)
     with pytest.raises(InputError, match=r"^size 100x100 is not allowed"):
-        JobSpec(options=(Draft(width=100, height=100),)).check(spell=str)
+        JobSpec(drafts=(Draft(width=100, height=100),)).check(spell=str)
 
 
 @pytest.mark.parametrize(("pixels", "side"), [(-1, 64), (0, 64), (95, 64), (97, 128), (10**400, 4096)])
 def test_the_nearest_size_of_any_number(pixels: int, side: int) -> None:
     assert nearest_side(pixels, 64) == side
     with pytest.raises(InputError, match=rf"the nearest such size is {side}x576"):
-        JobSpec(options=(Draft(width=pixels),)).check()
+        JobSpec(drafts=(Draft(width=pixels),)).check()
 
 
 def placed(spec: JobSpec, source: str = "trip/day 1/cup.jpg") -> list[str]:
@@ -117,7 +117,7 @@ def placed(spec: JobSpec, source: str = "trip/day 1/cup.jpg") -> list[str]:
 
 
 def test_one_template_for_folder_and_name() -> None:
-    seeded = JobSpec(options=(Draft(seed=7, family="wan", prompt="A wave: it breaks / rolls."),))
+    seeded = JobSpec(drafts=(Draft(seed=7, family="wan", prompt="A wave: it breaks / rolls."),))
     assert placed(seeded.with_output("{folder}/{photo}-{seed}-{n}")) == ["day 1/cup-7-1"]
     assert placed(seeded.with_output("a/{prompt:.8}")) == ["a/A wave_"]
     assert placed(seeded.with_output("{folder}/{photo}"), "trip/cup.jpg") == ["trip/cup"]

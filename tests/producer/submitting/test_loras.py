@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def look_up(settings: Settings, connection: redis.Redis, *texts: str, **more: object) -> JobSpec:
-    spec = JobSpec(options=(Draft(loras=texts, family="wan"),), **more)
+    spec = JobSpec(drafts=(Draft(loras=texts, family="wan"),), **more)
     return KnownLoras(settings, connection).looked_up(spec)
 
 
@@ -52,7 +52,7 @@ def look_up(settings: Settings, connection: redis.Redis, *texts: str, **more: ob
 )
 def test_a_name_is_looked_up_in_the_folder(settings, connection, folder, text: str, found: list[str]) -> None:
     settings = settings.model_copy(update={"loras": folder})
-    [options] = look_up(settings, connection, text).options
+    [options] = look_up(settings, connection, text).drafts
     assert [str(each) for each in options.loras] == found
     for each in options.loras:
         assert each.digest == digest_of(folder / f"{each.name}.safetensors")
@@ -73,7 +73,7 @@ def test_a_name_that_is_not_there_is_one_sentence(settings, connection, folder) 
 
 def test_workers_say_which_loras_they_have(settings, connection, folder, photo, svdq: Cli) -> None:
     save(connection, rank(0, num_ranks=1, intake=IntakeStatus(worker="w", loras={"theirs": "a" * 16})))
-    [options] = look_up(settings, connection, "theirs:0.5").options
+    [options] = look_up(settings, connection, "theirs:0.5").drafts
     assert [each.digest for each in options.loras] == ["a" * 16]
     own = settings.model_copy(update={"loras": folder})
     with pytest.raises(InputError, match="did you mean"):

@@ -108,7 +108,7 @@ def test_prompts_make_other_jobs() -> None:
 
 
 def test_templates_have_the_fields_of_the_family() -> None:
-    spec = JobSpec(options=(Draft(prompt="A cat: jumps"),), name="{stem}-{prompt:.10}")
+    spec = JobSpec(drafts=(Draft(prompt="A cat: jumps"),), name="{stem}-{prompt:.10}")
     spec.check()
     with pytest.raises(InputError, match=r"\{motion_bucket_id\}, which such videos do not have"):
         replace(spec, name="{motion_bucket_id}").check()

@@ -70,9 +70,9 @@ def test_every_parameter_of_a_job_has_a_column() -> None:
 def test_a_list(tmp_path: Path, name: str, text: str, lines: tuple[int, int]) -> None:
     plain, full = read(tmp_path, name, text)
     assert [request.where for request in (plain, full)] == [f"{name}, line {line}: " for line in lines]
-    assert (plain.path, plain.spec.options, plain.spec.at) == (tmp_path / "cup.jpg", (Draft(),), None)
+    assert (plain.path, plain.spec.drafts, plain.spec.at) == (tmp_path / "cup.jpg", (Draft(),), None)
     assert full.path == tmp_path / "sub" / "a, b.jpg"
-    assert full.spec.options == (
+    assert full.spec.drafts == (
         Draft(frames=25, width=576, height=320, noise_aug_strength=0.05, formats=("mp4", "gif"), seed=7),
     )
     spec = full.spec
@@ -83,7 +83,7 @@ def test_prompts_and_families(tmp_path: Path) -> None:
     text = "photo,prompt,negative_prompt,guidance_scale,guidance_scale_2,flow_shift,family\n"
     text += 'a.jpg,"A cat, ""Tom"",\njumps.",blur,3.5,4,5,\nb.jpg,,,,,,wan\nc.jpg,,,,,,\n'
     a, b, c = read(tmp_path, "list.csv", text)
-    assert a.spec.options == (
+    assert a.spec.drafts == (
         Draft(
             prompt='A cat, "Tom",\njumps.',
             negative_prompt="blur",
@@ -92,7 +92,7 @@ def test_prompts_and_families(tmp_path: Path) -> None:
             flow_shift=5.0,
         ),
     )
-    assert (b.spec.options, c.spec.options) == ((Draft(family="wan"),), (Draft(),))
+    assert (b.spec.drafts, c.spec.drafts) == ((Draft(family="wan"),), (Draft(),))
     rows = '{"photo": "a.jpg", "prompt": "Käse 日本"}\n{"photo": "b.jpg", "prompt": "x", "motion_bucket_id": 5}\n'
     (reason,) = reasons(tmp_path, "list.jsonl", rows)
     assert reason.startswith("line 2: motion_bucket_id applies only to Stable Video Diffusion and prompt only to Wan")
@@ -190,7 +190,7 @@ def test_a_row_takes_what_it_leaves_open_from_the_options(tmp_path: Path) -> Non
     path.write_text("photo,frames,size,prompt\na.jpg,,,\nb.jpg,21,320x64,One.\nc.jpg,,auto,\n")
     defaults = Draft(frames=17, width=128, height=64, auto_size=True, prompt="All.")
     found = []
-    for request in read_batch(path, lambda: NOW, JobSpec(options=(defaults,))):
+    for request in read_batch(path, lambda: NOW, JobSpec(drafts=(defaults,))):
         assert isinstance(request, PhotoRequest)
-        found.append(request.spec.options[0])
+        found.append(request.spec.drafts[0])
     assert found == [defaults, Draft(frames=21, width=320, height=64, prompt="One."), defaults]

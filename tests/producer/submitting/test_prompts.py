@@ -11,12 +11,13 @@ from PIL import Image
 from svdq.pipeline.errors import InputError
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
+from svdq.producer.submitting.checking import BadPhotosError, Observer
 from svdq.producer.submitting.draft import Draft, sweep
 from svdq.producer.submitting.entries import Submission
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import check_data
 from svdq.producer.submitting.sources import PhotoRequest, find_photos, read_prompt
-from svdq.producer.submitting.submission import BadPhotosError, Observer, submit, submit_all
+from svdq.producer.submitting.submission import submit, submit_all
 
 WAN = Draft(family="wan", seed=1)
 
@@ -98,7 +99,7 @@ def test_a_family_without_prompts_ignores_them(connection: redis.Redis, settings
     (before,) = submit(settings, [photo], Draft(seed=1))
     photo.with_suffix(".txt").write_bytes(b"\xff not even text")
     observer = Notes()
-    request = PhotoRequest(path=photo, spec=JobSpec(options=(Draft(seed=1),)))
+    request = PhotoRequest(path=photo, spec=JobSpec(drafts=(Draft(seed=1),)))
     (submission,) = submit_all(settings, [request], observer=observer)
     assert submission.id == before.id
     ignored, default = observer.notes
@@ -113,7 +114,7 @@ def test_a_bad_prompt_is_a_bad_photo(connection: redis.Redis, settings: Settings
         Image.new("RGB", (8, 8), (number, 0, 0)).save(photo)
         if data is not None:
             photo.with_suffix(".txt").write_bytes(data)
-        requests.append(PhotoRequest(path=photo, spec=JobSpec(options=(WAN,)), where=f"line {number}: "))
+        requests.append(PhotoRequest(path=photo, spec=JobSpec(drafts=(WAN,)), where=f"line {number}: "))
     with pytest.raises(BadPhotosError) as error:
         list(submit_all(settings, requests))
     assert len(error.value.reasons) == 3
@@ -130,10 +131,10 @@ def test_a_bad_prompt_is_a_bad_photo(connection: redis.Redis, settings: Settings
 
 def test_a_sweep_over_prompts_has_its_own(connection: redis.Redis, settings: Settings, photo: Path) -> None:
     photo.with_suffix(".txt").write_text("beside")
-    spec = JobSpec(options=sweep(WAN, ["prompt=a,b"]))
+    spec = JobSpec(drafts=sweep(WAN, ["prompt=a,b"]))
     found = list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert [prompt_of(connection, each) for each in found] == ["a", "b"]
-    spec = JobSpec(options=sweep(WAN, ["guidance_scale=1,2"]))
+    spec = JobSpec(drafts=sweep(WAN, ["guidance_scale=1,2"]))
     found = list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert [prompt_of(connection, each) for each in found] == ["beside", "beside"]
 
@@ -145,7 +146,7 @@ def test_an_upload_has_no_file_beside_it(
     photo.with_suffix(".txt").write_text("of somebody else")
     monkeypatch.chdir(photo.parent)
     checked = replace(check_data(data, Path(photo.name), settings.max_pixels), data=data)
-    request = PhotoRequest(path=checked.path, spec=JobSpec(options=(WAN,)), photo=checked)
+    request = PhotoRequest(path=checked.path, spec=JobSpec(drafts=(WAN,)), photo=checked)
     (submission,) = submit_all(settings, [request])
     assert prompt_of(connection, submission) == ""
 
@@ -167,7 +168,7 @@ def test_a_prompt_has_the_name_of_its_photo_as_people_read_it(
     (tmp_path / prompt_name).write_text("A wave.")
     assert find_photos([str(tmp_path)]).num_others == 0
     observer = Notes()
-    request = PhotoRequest(path=tmp_path / photo_name, spec=JobSpec(options=(WAN,)))
+    request = PhotoRequest(path=tmp_path / photo_name, spec=JobSpec(drafts=(WAN,)))
     (submission,) = submit_all(settings, [request], observer=observer)
     assert prompt_of(connection, submission) == "A wave."
     assert not any("no prompt" in note for note in observer.notes)
@@ -177,7 +178,7 @@ def test_photos_without_a_prompt_are_counted(settings: Settings, photo: Path, tm
     observer = Notes()
     Image.new("RGB", (8, 8)).save(tmp_path / "other.png")
     (tmp_path / "other.txt").write_text("A wave.")
-    photos = [PhotoRequest(path=path, spec=JobSpec(options=(WAN,))) for path in (photo, tmp_path / "other.png")]
+    photos = [PhotoRequest(path=path, spec=JobSpec(drafts=(WAN,))) for path in (photo, tmp_path / "other.png")]
     list(submit_all(settings, photos, observer=observer))
     assert any(note.startswith("1 of 2 photos have no prompt") for note in observer.notes)
 

@@ -62,7 +62,7 @@ def test_no_allowed_size_is_nearer(photo: tuple[int, int], blocks: tuple[int, in
 
 def test_the_id_is_that_of_the_explicit_size() -> None:
     def job_of(**options: object) -> tuple[object, str]:
-        [entry] = JobSpec(options=(Draft(seed=1, **options),)).entries(PHOTO, 1)  # type: ignore[arg-type]
+        [entry] = JobSpec(drafts=(Draft(seed=1, **options),)).entries(PHOTO, 1)  # type: ignore[arg-type]
         return entry.job, entry.job_id
 
     auto, explicit = job_of(auto_size=True), job_of(width=640, height=896)
@@ -76,7 +76,7 @@ def test_the_id_is_that_of_the_explicit_size() -> None:
 
 def test_a_size_for_the_area_must_be_allowed() -> None:
     with pytest.raises(InputError, match="--size 1000x500 is not allowed"):
-        JobSpec(options=(Draft(auto_size=True, width=1000, height=500),)).check()
+        JobSpec(drafts=(Draft(auto_size=True, width=1000, height=500),)).check()
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP", "AVIF", "HEIF"])
@@ -107,9 +107,9 @@ def test_the_shape_of_a_photo_is_upright(tmp_path: Path, kind: str, orientation:
     ],
 )
 def test_a_crop_that_removes_much_is_warned_of(photo: tuple[int, int] | None, fit: str, warning: str) -> None:
-    [entry] = JobSpec(options=(Draft(fit=fit),)).entries(PHOTO, 1)
+    [entry] = JobSpec(drafts=(Draft(fit=fit),)).entries(PHOTO, 1)
     assert crop_warning(photo, entry.job, (1, 1)) == warning
-    [entry] = JobSpec(options=(Draft(fit=fit, family="wan"),)).entries(PHOTO, 1)
+    [entry] = JobSpec(drafts=(Draft(fit=fit, family="wan"),)).entries(PHOTO, 1)
     assert crop_warning(photo, entry.job, (1024, 576)) == warning  # the size is left to the model
 
 
@@ -128,10 +128,10 @@ def test_a_size_left_to_the_model_has_as_many_pixels_as_its_own(
     path = tmp_path / "mine.toml"
     path.write_text(f'base = "Wan-AI/{base}-Diffusers"\n{defaults}')
     photo = replace(PHOTO, size=(4000, 3000))
-    spec = JobSpec(options=(Draft(seed=1, auto_size=True),), model=known_model(str(path)))
+    spec = JobSpec(drafts=(Draft(seed=1, auto_size=True),), model=known_model(str(path)))
     [entry] = spec.entries(photo, 1)
     assert (entry.job.width, entry.job.height) == auto
-    [plain] = replace(spec, options=(Draft(seed=1),)).entries(photo, 1)
+    [plain] = replace(spec, drafts=(Draft(seed=1),)).entries(photo, 1)
     assert (plain.job.width, plain.job.height) == (None, None)
     of_model = known_for(spec.model, "wan").usual
     assert (of_model.width, of_model.height) == usual
@@ -140,7 +140,7 @@ def test_a_size_left_to_the_model_has_as_many_pixels_as_its_own(
 def test_the_file_of_a_folder_chooses_between_auto_and_a_size(tmp_path: Path) -> None:
     def size_with(options: Draft, text: str) -> tuple[int, int]:
         (tmp_path / "svdq.toml").write_text(text)
-        spec = FolderConfig(tmp_path, JobSpec(options=(options,))).spec_for("a.jpg")
+        spec = FolderConfig(tmp_path, JobSpec(drafts=(options,))).spec_for("a.jpg")
         [entry] = spec.entries(replace(PHOTO, size=(1, 1)), 1)
         return entry.job.width, entry.job.height
 

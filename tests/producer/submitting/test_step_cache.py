@@ -22,7 +22,7 @@ PHOTO = Photo(path=Path("cup.jpg"), sha256="0" * 64, extension="jpg", num_bytes=
 
 def jobs(text: str | None, model: KnownModel | None = A14B, **given: object) -> list[Job]:
     asked = {"family": "wan", "seed": 1} | given | ({} if text is None else {"step_cache": text})
-    spec = JobSpec(options=(read_draft(asked, as_flag),), model=model)
+    spec = JobSpec(drafts=(read_draft(asked, as_flag),), model=model)
     spec.check()
     return [entry.job for entry in spec.entries(PHOTO, 1)]
 
@@ -43,7 +43,7 @@ def test_a_speedup_becomes_the_smallest_threshold_that_reaches_it(text: str, thr
 
 def test_a_sweep_has_thresholds_and_speedups() -> None:
     options = sweep(Draft(family="wan"), ["step_cache=0,0.06,1.5x"])
-    spec = JobSpec(options=options, model=A14B)
+    spec = JobSpec(drafts=options, model=A14B)
     assert [entry.job.step_cache for entry in spec.entries(PHOTO, 1)] == [0.0, 0.06, 0.03]
 
 

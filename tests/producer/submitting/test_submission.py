@@ -8,10 +8,11 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
+from svdq.producer.submitting.checking import BadPhotosError, Observer
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.sources import PhotoRequest
-from svdq.producer.submitting.submission import BadPhotosError, Observer, submit, submit_all
+from svdq.producer.submitting.submission import submit, submit_all
 
 
 def test_like(settings: Settings) -> None:
@@ -53,7 +54,7 @@ def photos(tmp_path: Path) -> list[Path]:
 
 
 def test_many_photos(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
-    spec = JobSpec(options=(Draft(fps=7), Draft(fps=8)), variations=2)
+    spec = JobSpec(drafts=(Draft(fps=7), Draft(fps=8)), variations=2)
     log = Log()
     requests = [PhotoRequest(path=path, spec=spec) for path in photos[::2]]
     first = list(submit_all(settings, requests, observer=log))

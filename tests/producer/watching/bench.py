@@ -43,7 +43,7 @@ class Bench:
                 storage=storage_class(self.settings.storage),
                 settings=self.settings,
                 state=state,
-                config=FolderConfig(self.root, JobSpec(options=(self.options,))),
+                config=FolderConfig(self.root, JobSpec(drafts=(self.options,))),
                 post_submit=PostSubmit.parse(self.on_success, self.root),
                 waiting=self.waiting,
                 report=report or self.events.append,

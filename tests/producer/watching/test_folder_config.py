@@ -13,7 +13,7 @@ from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.watching.folder_config import FileFilter, FolderConfig
 
-FLAGS = JobSpec(options=(Draft(frames=14, fps=6),), priority="low")
+FLAGS = JobSpec(drafts=(Draft(frames=14, fps=6),), priority="low")
 
 
 def write(path: Path, text: str) -> None:
@@ -27,11 +27,11 @@ def test_the_nearest_file_wins_over_the_flags(tmp_path: Path) -> None:
     config = FolderConfig(tmp_path, FLAGS)
 
     top = config.spec_for("a.jpg")
-    assert top.options == (Draft(frames=3, steps=9, fps=6),)
+    assert top.drafts == (Draft(frames=3, steps=9, fps=6),)
     assert (top.priority, top.folder) == ("low", "")
 
     deep = config.spec_for("day/roll 1/a.jpg")
-    assert deep.options == (Draft(frames=5, fps=6, width=128, height=64, formats=("gif", "mp4")),)
+    assert deep.drafts == (Draft(frames=5, fps=6, width=128, height=64, formats=("gif", "mp4")),)
     assert (deep.priority, deep.folder) == ("high", "day/roll 1")
 
 
@@ -50,13 +50,13 @@ def test_output_is_a_template_for_folder_and_name(tmp_path: Path) -> None:
 
 def test_the_file_is_read_for_each_photo(tmp_path: Path) -> None:
     config = FolderConfig(tmp_path, FLAGS)
-    assert config.spec_for("a.jpg").options[0].frames == 14
+    assert config.spec_for("a.jpg").drafts[0].frames == 14
     write(tmp_path / "svdq.toml", "frames = 3")
-    assert config.spec_for("a.jpg").options[0].frames == 3
+    assert config.spec_for("a.jpg").drafts[0].frames == 3
     write(tmp_path / "svdq.toml", "frames = 25")
-    assert config.spec_for("a.jpg").options[0].frames == 25
+    assert config.spec_for("a.jpg").drafts[0].frames == 25
     (tmp_path / "svdq.toml").unlink()
-    assert config.spec_for("a.jpg").options[0].frames == 14
+    assert config.spec_for("a.jpg").drafts[0].frames == 14
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_errors_name_the_file(tmp_path: Path, text: str, reason: str) -> None:
         assert str(file) in str(raised.value)
         assert reason in str(raised.value)
         assert "--" not in str(raised.value)
-    assert config.spec_for("a.jpg").options == FLAGS.options
+    assert config.spec_for("a.jpg").drafts == FLAGS.drafts
 
 
 def test_the_flags_are_checked_at_once_and_a_file_stops_no_watcher(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--frames 0"):
-        FolderConfig(tmp_path, JobSpec(options=(Draft(frames=0),)))
+        FolderConfig(tmp_path, JobSpec(drafts=(Draft(frames=0),)))
     write(tmp_path / "svdq.toml", "framez = 3")
     config = FolderConfig(tmp_path, FLAGS)
     with pytest.raises(InputError, match="framez"):
