@@ -11,6 +11,7 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER, Outlook
 from tests.pipeline.fakes import Alone, CountingModel, request
+from tests.waiting import wait_until
 
 
 class RoundsModel(CountingModel):
@@ -149,6 +150,8 @@ def test_the_end_after_a_leg_leaves_the_other_videos() -> None:
             begun.set()
 
     alone.monitor.step = step
+    # On a busy machine the second one may come later, and would then not be encoded before the first goes on.
+    alone.monitor.loading = lambda components, expected_s: wait_until(lambda: len(alone.stage.outlook()) == 2)
     alone.stage.run()
     assert begun.is_set()
     assert model.loads[-1] == "first"
