@@ -1,5 +1,6 @@
 """Runs and measures a group of ranks on this machine, fed from memory, without Redis or files."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -7,8 +8,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -135,21 +137,22 @@ def spawn_ranks(num_ranks: int, main: Callable[..., None], *args: Any, device: s
     Raises SvdqError if a rank raised one, which is raised here, or was ended by a signal, and
     torch.multiprocessing.ProcessRaisedException if a rank raised anything else; the text has its traceback.
     """
-    with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
+    with tempfile.TemporaryDirectory(prefix="svdq-") as folder, contextlib.ExitStack() as ending:
         # A fork server imports torch once for all ranks, and leaves CUDA to them.
         multiprocessing.set_forkserver_preload([__name__, main.__module__])
         # Otherwise it imports modules from the current folder, such as a grp.py there.
         before = os.environ.get("PYTHONSAFEPATH")
         os.environ["PYTHONSAFEPATH"] = "1"
         try:
-            context = torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
-                _enter,
-                (num_ranks, Path(folder), device, main, args),
-                nprocs=num_ranks,
-                join=False,
-                daemon=True,  # an interrupt of this process alone ends them
-                start_method="forkserver",
-            )
+            with _interrupts_afterwards():  # a rank whose start is interrupted would be known to nobody
+                context = torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
+                    _enter,
+                    (num_ranks, Path(folder), device, main, args),
+                    nprocs=num_ranks,
+                    join=False,
+                    start_method="forkserver",
+                )
+                ending.callback(_end, context.processes)
         finally:
             if before is None:
                 del os.environ["PYTHONSAFEPATH"]
@@ -168,6 +171,30 @@ def spawn_ranks(num_ranks: int, main: Callable[..., None], *args: Any, device: s
                         "whether the machine ran out of memory, and use fewer ranks or smaller videos."
                     ) from error
             raise
+
+
+@contextlib.contextmanager
+def _interrupts_afterwards() -> Iterator[None]:
+    """Have signals that raise KeyboardInterrupt raise it only after a block; in the main thread."""
+    signals = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is signal.default_int_handler]
+    arrived: list[int] = []
+    for each in signals:
+        signal.signal(each, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        for each in signals:
+            signal.signal(each, signal.default_int_handler)
+    if arrived:
+        raise KeyboardInterrupt
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """End ranks, before what they share is removed."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join()
 
 
 def _enter(
