@@ -43,7 +43,7 @@ hypothesis.settings.load_profile("svdq")
 S3_SECRET = "s3-secret-of-the-tests"  # the secret key of the S3 server; it must turn up nowhere
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]  # `svdq` as a user runs it
 #: Commands that start processes, catch signals or draw on terminals: each in a process of its own.
-OF_THEIR_OWN = {"worker", "watch", "bench", "model"}
+OF_THEIR_OWN = {"worker", "watch", "bench"}
 
 
 def pytest_configure() -> None:
