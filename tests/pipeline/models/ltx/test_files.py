@@ -20,6 +20,7 @@ from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights.components import check_model_file
 from svdq.pipeline.models.weights.model_folder import weights_in
 from tests.pipeline.models.wan_files import finish
+from tests.pipeline.rendering import denoise
 
 pytestmark = pytest.mark.slow
 
@@ -191,22 +192,32 @@ def test_gemma_in_gguf_makes_the_video_of_the_folder(folder_of, image, tmp_path,
     assert_same(write_model_file(tmp_path, base, text_encoder="gemma.gguf"), folder_of(kind), image)
 
 
-def test_gemma_in_fp8_is_the_same_with_made_and_with_stored_weights(tiny_ltx, image, tmp_path):
-    rounded = {}
-    for name, weight in stored(tiny_ltx, "text_encoder").items():
-        rounded[name] = weight
-        if name.endswith("proj.weight"):
-            scale = weight.abs().max() / 448
-            rounded |= {name: (weight / scale).to(torch.float8_e4m3fn), name.replace(".weight", ".scale_weight"): scale}
-    save_file(rounded, tmp_path / "gemma.safetensors")
-    mine = write_model_file(tmp_path, tiny_ltx, text_encoder="gemma.safetensors")
-    values = LtxParameters(prompt="A dog.", frames=9, width=64, height=64, seed=1, stages=1)
+def test_weights_in_fp8_are_the_same_made_and_stored(tiny_ltx, image, tmp_path):
+    files = {}
+    for component in ("text_encoder", "transformer", "connectors"):
+        rounded = {}
+        for name, weight in stored(tiny_ltx, component).items():
+            rounded[name] = weight
+            in_block = "transformer_blocks" in name and name.endswith(".weight") and weight.ndim == 2
+            if in_block or name.endswith("proj.weight"):
+                scale = weight.abs().max() / 448
+                rounded[name] = (weight / scale).to(torch.float8_e4m3fn)
+                rounded[name.replace(".weight", ".scale_weight")] = scale
+        files[component] = f"{component}.safetensors"
+        save_file(rounded, tmp_path / files[component])
+    mine = write_model_file(tmp_path, tiny_ltx, **files)
     made, kept, plain = (
-        open_model(resolve(name), EVERYTHING, CPU, torch.float32, ComputeOptions(weights=each)).embed(values)
+        open_model(resolve(name), EVERYTHING, CPU, torch.float32, ComputeOptions(weights=each))
         for name, each in ((mine, "made"), (mine, "stored"), (str(tiny_ltx), "made"))
     )
-    assert all(torch.equal(made[name], kept[name]) for name in ("video_text", "audio_text"))
-    assert not torch.equal(made["video_text"], plain["video_text"])
+    video = LtxParameters(prompt="A dog.", frames=9, width=64, height=64, seed=1, stages=1)
+    states = []
+    for each in (made, kept, plain):
+        values = each.complete(video)
+        states.append(denoise(each, each.encode(image, values) | each.embed(values), values))
+    for name in ("video_text", "audio_text", "latents"):
+        assert torch.equal(states[0][name], states[1][name]), name
+        assert not torch.equal(states[0][name], states[2][name]), name
 
 
 def test_keys_of_a_lora_for_the_text_projection_are_left_out_and_named(tiny_ltx, tmp_path):
