@@ -117,9 +117,9 @@ class NodeTypes:
     bundles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: Compute the first outputs; raise UnknownValueError if they are no constants.
     outputs: Mapping[str, "Callable[[Graph, Node], Sequence[Any]]"] = field(default_factory=dict)
-    samplers: Mapping[str, "Callable[[Graph, Node, Notes], Sequence[Stage]]"] = field(default_factory=dict)
+    samplers: Mapping[str, "Callable[[Graph, Node], Sequence[Stage]]"] = field(default_factory=dict)
     #: Read the noise levels of an output, by its number.
-    schedules: Mapping[str, "Callable[[Graph, Node, int, Notes], Schedule]"] = field(default_factory=dict)
+    schedules: Mapping[str, "Callable[[Graph, Node, int], Schedule]"] = field(default_factory=dict)
     guiders: frozenset[str] = frozenset()  # nodes with a `cfg` that SamplerCustomAdvanced guides by
     encoders: Mapping[str, Encoder] = field(default_factory=dict)
 
@@ -128,13 +128,22 @@ class NodeTypes:
         return NodeTypes(**both)
 
 
+@dataclass(kw_only=True)
+class Notes:
+    """What was read of a workflow."""
+
+    sentences: list[str] = field(default_factory=list)  # about nodes, in the order in which they were found
+    read_ids: set[str] = field(default_factory=set)  # nodes that need no further word
+
+
 @dataclass(frozen=True)
 class Graph:
-    """The nodes of a workflow by id."""
+    """The nodes of a workflow by id, and what was found out about them."""
 
     nodes: Mapping[str, Node]
     types: NodeTypes = field(default=NodeTypes(), compare=False)
     limits: Limits = field(default_factory=Limits, compare=False)
+    notes: Notes = field(default_factory=Notes, compare=False)
     #: Outputs that `value_of` has computed, and the error where it could not: each is computed once.
     computed: dict[Link, Any] = field(default_factory=dict, compare=False)
     computing: list[Link] = field(default_factory=list, compare=False)  # outputs that wait for each other
@@ -172,21 +181,12 @@ class Graph:
         """Yield the nodes of some types, in the order of the file."""
         return (node for node in self.nodes.values() if node.type in types)
 
-
-@dataclass(kw_only=True)
-class Notes:
-    """Sentences about nodes, in the order in which they were found."""
-
-    sentences: list[str] = field(default_factory=list)
-    read_ids: set[str] = field(default_factory=set)  # nodes that need no further word
-
     def read(self, *nodes: Node | None) -> None:
         """Mark nodes as read."""
-        self.read_ids |= {node.id for node in nodes if node is not None}
+        self.notes.read_ids.update(node.id for node in nodes if node is not None)
 
-    def add(self, node: Node, what: str) -> None:
+    def note(self, node: Node, what: str) -> None:
         """Add what is different about a node, as a predicate."""
         self.read(node)
-        sentence = f"{node} {what}."
-        if sentence not in self.sentences:
-            self.sentences.append(sentence)
+        if (sentence := f"{node} {what}.") not in self.notes.sentences:
+            self.notes.sentences.append(sentence)

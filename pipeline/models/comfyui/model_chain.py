@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import MAX_NAME, Graph, Link, Node, Notes
+from svdq.pipeline.models.comfyui.graph import MAX_NAME, Graph, Link, Node
 from svdq.pipeline.models.comfyui.values import number_of, quietly
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
 
@@ -59,7 +59,7 @@ def uses_of(model: ModelChain) -> list[tuple[str, float]]:
     return [(lora.file, lora.strength) for lora in model.loras]
 
 
-def model_chain(graph: Graph, model: Any, sampler: Node, notes: Notes) -> ModelChain:
+def model_chain(graph: Graph, model: Any, sampler: Node) -> ModelChain:
     """Follow a sampler's model to its loader; raises InputError if there is none."""
     loras: list[LoraUse] = []
     shift: float | None = None
@@ -68,43 +68,43 @@ def model_chain(graph: Graph, model: Any, sampler: Node, notes: Notes) -> ModelC
     while node is not None and node.id not in seen:
         seen.add(node.id)
         last = node
-        notes.read(node)
+        graph.read(node)
         if (file := _file_of(graph, node)) is not None:
-            _note_loading(graph, node, file, notes)
+            _note_loading(graph, node, file)
             chain = ModelChain(loader=node, file=file, shift=shift)
-            return replace(chain, loras=(*_stack_of(graph, node.inputs.get("lora"), notes), *reversed(loras)))
+            return replace(chain, loras=(*_stack_of(graph, node.inputs.get("lora")), *reversed(loras)))
         stack = node.inputs.get("lora", node.inputs.get("lora_stack"))
-        found = [*lora_entries(graph, node, notes), *_stack_of(graph, stack, notes)]
+        found = [*lora_entries(graph, node), *_stack_of(graph, stack)]
         loras += reversed(found)
         if node.type == "ModelSamplingSD3":
             shift = number_of(graph, node, "shift") if shift is None else shift
         elif not found and node.type != GUIDANCE:
-            _note_change(node, notes)
+            _note_change(graph, node)
         node = graph.origin(_model_before(node))
     raise InputError(
         f"The sampler {sampler} has no model that a loader loads: the way there ends at {last}; connect a loader."
     )
 
 
-def _note_loading(graph: Graph, node: Node, file: str, notes: Notes) -> None:
+def _note_loading(graph: Graph, node: Node, file: str) -> None:
     """Note what a loader does besides loading: other parts of a model, and weights that it rounds."""
     for name, value in node.inputs.items():
         part = graph.origin(value)
         if part is None or name == "lora" or name in _FILES:
             continue
         if any(each in f"{name}{part.type}".lower().replace(" ", "") for each in _SPEED):
-            notes.add(part, _SPEED_ONLY)
+            graph.note(part, _SPEED_ONLY)
         else:
-            notes.add(part, f"is the {name} of {node}, which svdq has not; svdq renders without")
+            graph.note(part, f"is the {name} of {node}, which svdq has not; svdq renders without")
     if unread := UNREAD.search(file.lower()):
-        notes.add(
+        graph.note(
             node,
             f"loads {file}; svdq does not read weights in {unread[0]}: name the model's file in bf16, fp8 or GGUF in "
             "`[weights]`",
         )
     rounded = node.text("weight_dtype", "quantization") or ""
     if rounded.startswith("fp8") and "fp8" not in file.lower():
-        notes.add(node, f"rounds weights to {rounded}; svdq takes them as the file has them")
+        graph.note(node, f"rounds weights to {rounded}; svdq takes them as the file has them")
 
 
 def _file_of(graph: Graph, node: Node) -> str | None:
@@ -129,26 +129,26 @@ def _model_before(node: Node) -> Any:
     return next((links[name] for name in _MODELS if name in links), next(iter(links.values()), None))
 
 
-def _note_change(node: Node, notes: Notes) -> None:
+def _note_change(graph: Graph, node: Node) -> None:
     kind = node.type.lower().replace(" ", "")
     if "lora" in kind or "passthrough" in kind:
         return  # a stack that is off, or a node that passes models on
     if any(part in kind for part in _CACHES):
-        notes.add(node, "leaves steps out to be faster; svdq computes all of them")
+        graph.note(node, "leaves steps out to be faster; svdq computes all of them")
     elif any(part in kind for part in _SPEED):
-        notes.add(node, _SPEED_ONLY)
+        graph.note(node, _SPEED_ONLY)
     else:
-        notes.add(node, "changes the model; svdq runs it unchanged")
+        graph.note(node, "changes the model; svdq runs it unchanged")
 
 
-def _stack_of(graph: Graph, value: Any, notes: Notes) -> Iterator[LoraUse]:
+def _stack_of(graph: Graph, value: Any) -> Iterator[LoraUse]:
     """Yield the LoRAs of a chain of nodes, the first before."""
     for node in reversed([*graph.chain(value, "prev_lora", "lora_stack")]):
-        notes.read(node)
-        yield from lora_entries(graph, node, notes)
+        graph.read(node)
+        yield from lora_entries(graph, node)
 
 
-def lora_entries(graph: Graph, node: Node, notes: Notes) -> Iterator[LoraUse]:
+def lora_entries(graph: Graph, node: Node) -> Iterator[LoraUse]:
     """Yield the LoRAs that a node names itself: one, numbered ones, or rgthree's entries; none that is off."""
     for name, value in node.inputs.items():
         if isinstance(value, dict) and "lora" in value:  # Power Lora Loader (rgthree)
@@ -167,7 +167,7 @@ def lora_entries(graph: Graph, node: Node, notes: Notes) -> Iterator[LoraUse]:
             continue
         if isinstance(file, str) and file.lower() != "none" and strength:
             if node.inputs.get("blocks") is not None:
-                notes.add(node, "applies a LoRA to some blocks only; svdq applies it to all")
+                graph.note(node, "applies a LoRA to some blocks only; svdq applies it to all")
             yield LoraUse(node=node, file=file, strength=float(strength))
 
 

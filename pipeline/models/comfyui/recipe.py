@@ -58,7 +58,7 @@ class WorkflowReader:
     nodes: str  # pattern of the beginning of its nodes' types
     types: NodeTypes
     #: Reads the video that samplers make; raises InputError, with the node, where svdq cannot make it.
-    read: Callable[[Graph, Sequence[Stage], Notes], Recipe]
+    read: Callable[[Graph, Sequence[Stage]], Recipe]
     quiet: str = "$"  # pattern of the beginning of types that need no word
 
     def owns(self, node: Node) -> bool:
@@ -80,7 +80,7 @@ def read_recipe(workflow: dict[str, Any], families: Iterable[Family]) -> Recipe:
 
 
 def _read(graph: Graph, readers: Sequence[WorkflowReader], titles: Sequence[str]) -> Recipe:
-    nodes, notes = [*graph.nodes.values()], Notes()
+    nodes = [*graph.nodes.values()]
     if not nodes:
         raise InputError("The workflow has no node that runs: all are muted, bypassed or notes.")
     ends = last_samplers(graph)
@@ -91,26 +91,26 @@ def _read(graph: Graph, readers: Sequence[WorkflowReader], titles: Sequence[str]
             listed = f"{', '.join(titles[:-1])} and {titles[-1]}"
             raise InputError(f"{other} belongs to HunyuanVideo, and svdq imports workflows of {listed}.")
         refuse_kinds(nodes, _TEXT_ALONE)
-    end, reader, recipe = _first_video(graph, ends, readers, notes)
-    rate = _rate(graph, end, notes)
+    end, reader, recipe = _first_video(graph, ends, readers)
+    rate = _rate(graph, end)
     fps = recipe.defaults.get("fps", rate)
     if rate not in (None, fps):
         what = f"makes a video of {fps} frames a second, to be played at {rate}"
-        notes.add(recipe.source.encoder, f"{what}; svdq plays it as it is made")
-    _note_the_rest(graph, end, reader, notes)
+        graph.note(recipe.source.encoder, f"{what}; svdq plays it as it is made")
+    _note_the_rest(graph, end, reader)
     models = [each for node in nodes for each in node.models]
     checkpoints = (quietly(graph, node.inputs.get("ckpt_name")) for node in nodes)
     return replace(
         recipe,
         defaults=recipe.defaults | ({} if fps is None else {"fps": fps}),
-        notes=tuple(notes.sentences),
+        notes=tuple(graph.notes.sentences),
         urls={str(each["name"]): str(each["url"]) for each in models if each.get("name") and each.get("url")},
         checkpoints=recipe.checkpoints | {each for each in checkpoints if isinstance(each, str)},
     )
 
 
 def _first_video(
-    graph: Graph, ends: list[Node], readers: Sequence[WorkflowReader], notes: Notes
+    graph: Graph, ends: list[Node], readers: Sequence[WorkflowReader]
 ) -> tuple[Node, WorkflowReader, Recipe]:
     """Return the last sampler of the first video of a photo, the family that it is of, and what was read of it.
 
@@ -118,20 +118,20 @@ def _first_video(
     """
     refused: list[InputError] = []
     for end in sorted(ends, key=lambda each: len(graph.before(each))):
-        own = Notes()
+        own = replace(graph, notes=Notes())
         try:
-            stages = stages_of(graph, end, own)
+            stages = stages_of(own, end)
             before = graph.nearest((stages[0].positive, stages[0].latents))
             reader = next((each for node in before for each in readers if each.owns(node)), None)
             if reader is None:
                 _refuse_without_encoder(graph, stages[0], _TEXT_ALONE)
-            recipe = reader.read(graph, stages, own)
+            recipe = reader.read(own, stages)
         except InputError as error:
             refused.append(error)
         else:
-            _note_other_videos(graph, [other for other in ends if other is not end], end, notes)
-            notes.sentences += own.sentences
-            notes.read_ids |= own.read_ids
+            _note_other_videos(graph, [other for other in ends if other is not end], end)
+            graph.notes.sentences += own.notes.sentences
+            graph.notes.read_ids |= own.notes.read_ids
             return end, reader, recipe
     raise refused[0]
 
@@ -179,22 +179,22 @@ def _listed(nodes: Sequence[Node], most: int) -> str:
     return ", ".join(map(str, nodes[:most]))
 
 
-def _note_other_videos(graph: Graph, others: Sequence[Node], end: Node, notes: Notes) -> None:
+def _note_other_videos(graph: Graph, others: Sequence[Node], end: Node) -> None:
     for other in others:
         if other.id in graph.before(end):
-            notes.add(other, "makes what the video starts from; svdq takes a photo")
+            graph.note(other, "makes what the video starts from; svdq takes a photo")
         else:
-            notes.add(other, "makes another video, or the next part; svdq imports the first, see `svdq submit --then`")
-        notes.read(*(graph.nodes[each] for each in graph.before(other)))
+            graph.note(other, "makes another video, or the next part; svdq imports the first, see `svdq submit --then`")
+        graph.read(*(graph.nodes[each] for each in graph.before(other)))
 
 
-def _rate(graph: Graph, end: Node, notes: Notes) -> int | None:
+def _rate(graph: Graph, end: Node) -> int | None:
     """Return the frames a second of what saves the video, before an interpolation."""
     for saver in graph.of_types(*_SAVERS):
         before = graph.before(saver)
         if end.id not in before:
             continue
-        notes.read(saver)
+        graph.read(saver)
         try:
             rate = number_of(graph, saver, _SAVERS[saver.type])
             for node in (graph.nodes[each] for each in before):
@@ -204,7 +204,7 @@ def _rate(graph: Graph, end: Node, notes: Notes) -> int | None:
                     times = (number_of(graph, node, name) for name in ("multiplier", "interpolation_factor"))
                     rate = None if rate is None else rate / max(1, next(filter(None, times), 1))
         except UnknownValueError as error:
-            notes.add(error.args[0], "computes the frames a second, which svdq cannot; give --fps")
+            graph.note(error.args[0], "computes the frames a second, which svdq cannot; give --fps")
             return None
         return None if rate is None else max(1, round(rate))
     return None
@@ -214,7 +214,7 @@ def _is_interpolation(node: Node) -> bool:
     return any(part in node.type.lower() for part in _INTERPOLATIONS)
 
 
-def _note_the_rest(graph: Graph, end: Node, reader: WorkflowReader, notes: Notes) -> None:
+def _note_the_rest(graph: Graph, end: Node, reader: WorkflowReader) -> None:
     """Note all nodes that have a part in what is saved, and were not read."""
     consumers = {
         origin.id for node in graph.nodes.values() for v in node.inputs.values() if (origin := graph.origin(v))
@@ -225,7 +225,7 @@ def _note_the_rest(graph: Graph, end: Node, reader: WorkflowReader, notes: Notes
         is_constant = not any(map(graph.origin, node.inputs.values())) and "load" not in node.type.lower()
         is_constant = is_constant or quietly(graph, Link(node=node.id, slot=0)) is not None
         is_quiet = is_constant or _QUIET.match(node.type) or re.match(reader.quiet, node.type)
-        if node.id in needed and node.id not in notes.read_ids and not is_quiet:
+        if node.id in needed and node.id not in graph.notes.read_ids and not is_quiet:
             kind = node.type.lower()
             what = next((what for part, what in _AFTERWARDS.items() if part in kind), "is left out")
-            notes.add(node, what)
+            graph.note(node, what)

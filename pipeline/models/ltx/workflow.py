@@ -2,12 +2,11 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Notes, Schedule, Stage
+from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Schedule, Stage
 from svdq.pipeline.models.comfyui.model_chain import UNREAD, ModelChain, model_chain, uses_of, value_of_file
 from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, refuse_kinds
 from svdq.pipeline.models.comfyui.source import Source, files_named, frames_of, photo_of, prompt_of
@@ -57,63 +56,55 @@ _REFUSED = {
     "looping|extend|loadvideo": "makes a video from another one",
     "vaeencode": "makes a video from latents of pictures",
 }
+_OF_GEMMA = ("gemma_path", "ltxv_path")  # inputs of LTXVGemmaCLIPModelLoader
 _WHOLE = ("connectors", "vae", "audio_vae", "vocoder")  # in a checkpoint, besides the transformer
 #: Upsamplers of other stages than svdq's second one, and one file of several.
 _OTHER_UPSAMPLER, _SHARD = re.compile(r"temporal|x1\.5"), re.compile(r"-of-\d+\.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Version:
+class _Version(NamedTuple):
     name: str  # pattern of a part of a file's name
     base: str
     image_crf: int  # how strongly photos are compressed
 
 
 _VERSIONS = (
-    _Version(
-        name=r"2[._]?3",
-        base="diffusers/LTX-2.3-Distilled-Diffusers",
-        image_crf=IMAGE_CRF["Gemma3ForConditionalGeneration"],
-    ),
-    _Version(
-        name=r"2[._]?5",
-        base="Lightricks/LTX-2.5-Diffusers",
-        image_crf=IMAGE_CRF["Gemma4UnifiedForConditionalGeneration"],
-    ),
+    _Version(r"2[._]?3", "diffusers/LTX-2.3-Distilled-Diffusers", IMAGE_CRF["Gemma3ForConditionalGeneration"]),
+    _Version(r"2[._]?5", "Lightricks/LTX-2.5-Diffusers", IMAGE_CRF["Gemma4UnifiedForConditionalGeneration"]),
 )
 
 
-def read(graph: Graph, stages: Sequence[Stage], notes: Notes) -> Recipe:
+def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
     """Read a video of LTX-2."""
     first = stages[0]
-    models = [model_chain(graph, stage.model, stage.node, notes) for stage in stages]
-    version = _version(graph, models[0], notes)
+    models = [model_chain(graph, stage.model, stage.node) for stage in stages]
+    version = _version(graph, models[0])
     _refuse(graph, stages[-1].node, models[0])
     start = _start_of(first)
-    _note_paths(stages, notes)
-    used = stages[: 1 + _has_second(graph, stages, models, notes)]
-    photo, last_photo = photos_in(graph, [stage.path for stage in stages], version.image_crf, notes)
-    size = upsampled_size(graph, start, _STARTS[start.type], _factor(graph, stages), notes)
-    frames = frames_of(graph, start, _STARTS[start.type], FRAME_STEP, notes)
-    levels = _levels(graph, first, _num_tokens(size, frames, len(used)), notes)
+    _note_paths(graph, stages)
+    used = stages[: 1 + _has_second(graph, stages, models)]
+    photo, last_photo = photos_in(graph, [stage.path for stage in stages], version.image_crf)
+    size = upsampled_size(graph, start, _STARTS[start.type], _factor(graph, stages))
+    frames = frames_of(graph, start, _STARTS[start.type], FRAME_STEP)
+    levels = _levels(graph, first, _num_tokens(size, frames, len(used)))
     for stage in used:
-        _note_sampler(graph, stage, notes)
-    prompt, text_encoder = prompt_of(graph, first.positive, "positive", notes, "LTXV")
-    negative_prompt, _ = prompt_of(graph, first.negative, "negative", notes, "LTXV")
-    defaults: dict[str, Any] = {"stages": len(used), **_guidance(graph, first, notes)}
+        _note_sampler(graph, stage)
+    prompt, text_encoder = prompt_of(graph, first.positive, "positive", "LTXV")
+    negative_prompt, _ = prompt_of(graph, first.negative, "negative", "LTXV")
+    defaults: dict[str, Any] = {"stages": len(used), **_guidance(graph, first)}
     if size is not None:
         defaults["width"], defaults["height"] = size
     others = {"frames": frames, "negative_prompt": negative_prompt}
     return Recipe(
         base=version.base,
-        weights=_weights(graph, stages, models[0], text_encoder, version.base, notes),
+        weights=_weights(graph, stages, models[0], text_encoder, version.base),
         loras=tuple((TRANSFORMER, lora) for lora in models[0].loras),
         defaults=defaults | {name: value for name, value in others.items() if value is not None},
         scheduler={} if levels == DISTILLED_SIGMA_VALUES else {"sigmas": list(levels)},
         source=Source(
             encoder=start,
-            photo=photo_of(graph, photo.image, notes),
-            last_photo=None if last_photo is None else photo_of(graph, last_photo.image, notes),
+            photo=photo_of(graph, photo.image),
+            last_photo=None if last_photo is None else photo_of(graph, last_photo.image),
             has_last_photo=last_photo is not None,
             prompt=prompt,
             negative_prompt=negative_prompt,
@@ -127,7 +118,7 @@ def read(graph: Graph, stages: Sequence[Stage], notes: Notes) -> Recipe:
     )
 
 
-def _version(graph: Graph, model: ModelChain, notes: Notes) -> _Version:
+def _version(graph: Graph, model: ModelChain) -> _Version:
     """Return the version that a model is of, by its file's name, else by nodes."""
     name = model.file.lower().replace("\\", "/").rpartition("/")[2]
     for version in _VERSIONS:
@@ -142,7 +133,7 @@ def _version(graph: Graph, model: ModelChain, notes: Notes) -> _Version:
             f"{model.loader} loads {model.file}, which is LTX-Video by its nodes; svdq makes videos with LTX-2.3 and "
             "2.5."
         )
-    notes.add(model.loader, f"loads {model.file}, which is taken for LTX-2.3 by its nodes; see `base`")
+    graph.note(model.loader, f"loads {model.file}, which is taken for LTX-2.3 by its nodes; see `base`")
     return _VERSIONS[0]
 
 
@@ -161,15 +152,15 @@ def _start_of(stage: Stage) -> Node:
     return start
 
 
-def _note_paths(stages: Sequence[Stage], notes: Notes) -> None:
+def _note_paths(graph: Graph, stages: Sequence[Stage]) -> None:
     for node in (node for stage in stages for node in stage.path):
         if node.type in (*_STARTS, *PHOTO_NODES, *_UPSAMPLERS):
-            notes.read(node)
+            graph.read(node)
         elif node.type not in _PASSING:
-            notes.add(node, "changes the latents; svdq passes them on unchanged")
+            graph.note(node, "changes the latents; svdq passes them on unchanged")
 
 
-def _has_second(graph: Graph, stages: Sequence[Stage], models: Sequence[ModelChain], notes: Notes) -> bool:
+def _has_second(graph: Graph, stages: Sequence[Stage], models: Sequence[ModelChain]) -> bool:
     """Return whether svdq makes a video in two stages; raises InputError for samplers that go on in another way."""
     if len(stages) == 1:
         return False
@@ -180,16 +171,16 @@ def _has_second(graph: Graph, stages: Sequence[Stage], models: Sequence[ModelCha
         raise InputError(f"{second.node} goes on with the latents of {first.node} without {_UPSAMPLERS[0]}.")
     if (models[0].file, max(first.cfg, 1)) != (models[1].file, max(second.cfg, 1)) or "temporal" in name:
         what = "goes on with another model or guidance, or more frames"
-        notes.add(second.node, f"{what}; svdq makes the video of the first sampler, in one stage")
+        graph.note(second.node, f"{what}; svdq makes the video of the first sampler, in one stage")
         return False
     if uses_of(models[0]) != uses_of(models[1]):
-        notes.add(second.node, "has other LoRAs, or other strengths, than the first sampler; svdq takes the first's")
-    levels = _levels(graph, second, _num_tokens(None, None, 2), notes)
+        graph.note(second.node, "has other LoRAs, or other strengths, than the first sampler; svdq takes the first's")
+    levels = _levels(graph, second, _num_tokens(None, None, 2))
     if levels != STAGE_2_DISTILLED_SIGMA_VALUES:
         ours, theirs = (", ".join(f"{each:g}" for each in these) for these in (STAGE_2_DISTILLED_SIGMA_VALUES, levels))
-        notes.add(second.node, f"has the noise levels {theirs}; svdq's second stage has {ours}")
+        graph.note(second.node, f"has the noise levels {theirs}; svdq's second stage has {ours}")
     if second.seed != first.seed:
-        notes.add(second.node, f"has the seed {second.seed}; svdq draws the noise of both stages from the first seed")
+        graph.note(second.node, f"has the seed {second.seed}; svdq draws the noise of both stages from the first seed")
     return True
 
 
@@ -213,7 +204,7 @@ def _num_tokens(size: tuple[int, int] | None, frames: int | None, num_stages: in
     return width * height // (LATENT_SIDE * num_stages) ** 2 * (((frames or 121) - 1) // FRAME_STEP + 1)
 
 
-def _levels(graph: Graph, stage: Stage, num_tokens: int, notes: Notes) -> tuple[float, ...]:
+def _levels(graph: Graph, stage: Stage, num_tokens: int) -> tuple[float, ...]:
     """Return the noise level before each step of a stage."""
     schedule = stage.schedule
     part = slice(schedule.start, schedule.end)
@@ -222,10 +213,10 @@ def _levels(graph: Graph, stage: Stage, num_tokens: int, notes: Notes) -> tuple[
     node = schedule.node
     if node.type != "LTXVScheduler":
         what = f"has the schedule {schedule.name}, which svdq lacks for LTX-2"
-        notes.add(stage.node, f"{what}; svdq uses LTXVScheduler's noise levels")
+        graph.note(stage.node, f"{what}; svdq uses LTXVScheduler's noise levels")
         return ltx_levels(schedule.steps, num_tokens, **_OF_SCHEDULER)[part]
     given = {name: quiet_number(graph, node, name) for name in _OF_SCHEDULER}
-    settings = {**_OF_SCHEDULER, **{name: value for name, value in given.items() if value is not None}}
+    settings = {name: usual if (value := given[name]) is None else value for name, usual in _OF_SCHEDULER.items()}
     try:
         return ltx_levels(schedule.steps, num_tokens if "latent" in node.inputs else 4096, **settings)[part]
     except ArithmeticError as error:
@@ -243,73 +234,74 @@ def ltx_levels(
     return tuple(round(1 - (1 - level) / scale, 6) for level in levels) if scale else tuple(levels)
 
 
-def _note_sampler(graph: Graph, stage: Stage, notes: Notes) -> None:
+def _note_sampler(graph: Graph, stage: Stage) -> None:
     """Note a sampler that is another one than Euler's method, as an ancestral one with an eta of 0 is not."""
     chosen = graph.origin(stage.node.inputs.get("sampler"))
     is_plain = chosen is not None and "eta" in chosen.inputs and quietly(graph, chosen.inputs["eta"]) == 0
     if stage.sampler != "euler" and not (is_plain and stage.sampler == "SamplerEulerAncestral"):
-        note_euler(stage, notes)
-    note_start(stage, notes)
+        note_euler(graph, stage)
+    note_start(graph, stage)
 
 
-def _guidance(graph: Graph, stage: Stage, notes: Notes) -> dict[str, float]:
+#: Parameters of svdq by inputs of guiders, and of the parameters of a MultimodalGuider.
+_OF_GUIDERS = {
+    "stg": "stg_scale",
+    "rescale": "guidance_rescale",
+    "video_cfg": "guidance_scale",
+    "audio_cfg": "audio_guidance_scale",
+}
+_OF_PARAMETERS = {
+    "cfg": "guidance_scale",
+    "stg": "stg_scale",
+    "rescale": "guidance_rescale",
+    "modality_scale": "modality_scale",
+}
+
+
+def _guidance(graph: Graph, stage: Stage) -> dict[str, float]:
     """Return the guidance of a stage as defaults; none where it is off, as it is by default."""
     found = dict(NO_GUIDANCE) | {"guidance_scale": stage.cfg, "audio_guidance_scale": stage.cfg}
-    names = {"stg": "stg_scale", "rescale": "guidance_rescale", "video_cfg": "guidance_scale"}
-    names["audio_cfg"] = "audio_guidance_scale"
     if (guider := graph.origin(stage.node.inputs.get("guider"))) is not None:
-        own = {ours: quiet_number(graph, guider, theirs) for theirs, ours in names.items()}
+        own = {ours: quiet_number(graph, guider, theirs) for theirs, ours in _OF_GUIDERS.items()}
         found |= {name: value for name, value in own.items() if value is not None}
-        found |= _of_parameters(graph, guider, notes)
+        for node in graph.chain(guider.inputs.get("parameters"), "parameters"):  # of the video, and of the sound
+            graph.read(node)
+            if str(node.inputs.get("modality")).upper() == "AUDIO":
+                found["audio_guidance_scale"] = quiet_number(graph, node, "cfg") or 1.0
+                graph.note(node, "guides the sound; svdq takes its cfg, and all else of the video's guidance for both")
+            else:
+                found |= {ours: quiet_number(graph, node, theirs) or 0.0 for theirs, ours in _OF_PARAMETERS.items()}
+            if quietly(graph, node.inputs.get("skip_step")):
+                graph.note(node, "skips steps of the guidance; svdq guides all")
     return {} if found == NO_GUIDANCE else {name: round(float(value), 6) for name, value in found.items()}
 
 
-def _of_parameters(graph: Graph, guider: Node, notes: Notes) -> dict[str, float]:
-    """Return the guidance of a MultimodalGuider, whose parameters of video and sound are a chain of nodes."""
-    names = {"cfg": "guidance_scale", "stg": "stg_scale", "rescale": "guidance_rescale"}
-    names["modality_scale"] = "modality_scale"
-    found: dict[str, float] = {}
-    for node in graph.chain(guider.inputs.get("parameters"), "parameters"):
-        notes.read(node)
-        if str(node.inputs.get("modality")).upper() == "AUDIO":
-            found.setdefault("audio_guidance_scale", quiet_number(graph, node, "cfg") or 1.0)
-            notes.add(node, "guides the sound; svdq takes its cfg, and all else of the video's guidance for both")
-        else:
-            found |= {ours: quiet_number(graph, node, theirs) or 0.0 for theirs, ours in names.items()}
-        if quietly(graph, node.inputs.get("skip_step")):
-            notes.add(node, "skips steps of the guidance; svdq guides all")
-    return found
-
-
-def _weights(
-    graph: Graph, stages: Sequence[Stage], model: ModelChain, text_encoder: Any, base: str, notes: Notes
-) -> dict[str, str]:
+def _weights(graph: Graph, stages: Sequence[Stage], model: ModelChain, text_encoder: Any, base: str) -> dict[str, str]:
     """Return the files by component; those that svdq does not read are noted, and left to the base."""
     path = [node for stage in stages for node in stage.path]
-    needed = graph.before(stages[-1].node)
-    before = [node for node in graph.nodes.values() if node.id in needed]
-    upsampler = next((node for node in path if node.type in _UPSAMPLERS), None)
+    before = graph.before(stages[-1].node)
+
+    def first(name: str, nodes: Iterable[Node]) -> Any:
+        return next((node.inputs[name] for node in nodes if name in node.inputs), None)
+
     starts = {
-        "vae": next((node.inputs["vae"] for node in path if "vae" in node.inputs), None),
-        "audio_vae": next((node.inputs["audio_vae"] for node in before if "audio_vae" in node.inputs), None),
+        "vae": first("vae", path),
+        "audio_vae": first("audio_vae", (node for node in graph.nodes.values() if node.id in before)),
         "text_encoder": text_encoder,
-        UPSAMPLER: None if upsampler is None else upsampler.inputs.get("upscale_model"),
+        UPSAMPLER: first("upscale_model", (node for node in path if node.type in _UPSAMPLERS)),
     }
     found: dict[str, str] = {TRANSFORMER: model.file}
     if "ckpt_name" in model.loader.inputs:
-        _take(found, model.loader, _WHOLE, model.file, base, notes)
+        _take(graph, found, model.loader, _WHOLE, model.file, base)
     for kind, value in starts.items():
-        loader = next((node for node in graph.chain(value, "vae", "clip") if _files_of(graph, node)), None)
-        if loader is not None and loader is not model.loader:
-            notes.read(loader)
-            for name, file in _files_of(graph, loader).items():
+        files = ((node, files_named(graph, node, *_OF_GEMMA)) for node in graph.chain(value, "vae", "clip"))
+        loader, named = next((each for each in files if each[1]), (model.loader, {}))
+        if loader is not model.loader:
+            graph.read(loader)
+            for name, file in named.items():
                 components = _components_of(kind, name, file)
-                _take(found, loader, components or (kind,), file if components else "", base, notes)
+                _take(graph, found, loader, components or (kind,), file if components else "", base)
     return found
-
-
-def _files_of(graph: Graph, loader: Node) -> dict[str, str]:
-    return files_named(graph, loader, "gemma_path", "ltxv_path")
 
 
 def _components_of(kind: str, name: str, file: str) -> tuple[str, ...]:
@@ -322,20 +314,20 @@ def _components_of(kind: str, name: str, file: str) -> tuple[str, ...]:
     return ("text_encoder",) * ("gemma" in file.lower()) + ("connectors",) * bool(has_connectors)
 
 
-def _take(found: dict[str, str], loader: Node, components: tuple[str, ...], file: str, base: str, notes: Notes) -> None:
+def _take(graph: Graph, found: dict[str, str], loader: Node, components: tuple[str, ...], file: str, base: str) -> None:
     lowered = file.lower()
     is_unread = not lowered.endswith(WEIGHTS_SUFFIXES) or bool(UNREAD.search(lowered) or _SHARD.search(lowered))
     is_unread |= bool(components == (UPSAMPLER,) and _OTHER_UPSAMPLER.search(lowered))
     # The other VAE of LTX-2.5 decodes by diffusion.
     if is_unread or (components == ("vae",) and "2.5" in base and "conv" not in lowered and "vae" in lowered):
-        notes.add(loader, f"loads {file or 'another file'}; svdq takes the {', '.join(components)} of the base")
+        graph.note(loader, f"loads {file or 'another file'}; svdq takes the {', '.join(components)} of the base")
         for each in components:
             found.pop(each, None)
     else:
         found |= dict.fromkeys(components, file)
 
 
-def _schedule(graph: Graph, node: Node, slot: int, notes: Notes) -> Schedule:
+def _schedule(graph: Graph, node: Node, slot: int) -> Schedule:
     return Schedule(node=node, name=node.type, steps=whole_of(graph, node, "steps") or 20)
 
 
@@ -347,15 +339,6 @@ READER = WorkflowReader(
         guiders=frozenset({"LTXVDualCFGGuider", "MultimodalGuider", "STGGuider"}),
         encoders=_STARTS,
     ),
-    quiet="|".join(
-        (
-            *_PASSING,
-            "LTXVConditioning",
-            "LTXVEmptyLatentAudio",
-            "LTXVAudioVAEDecode",
-            "LTXVTiledVAEDecode",
-            "LTXFloatToInt",
-        )
-    ),
+    quiet=f"{'|'.join(_PASSING)}|LTXV(Conditioning|EmptyLatentAudio|(Audio|Tiled)VAEDecode)|LTXFloatToInt",
     read=read,
 )

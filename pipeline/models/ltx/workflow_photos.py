@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from svdq.pipeline.errors import InputError
@@ -34,24 +34,26 @@ class Photo:
     is_off: bool
 
 
-def photos_in(graph: Graph, paths: Sequence[Sequence[Node]], crf: int, notes: Notes) -> tuple[Photo, Photo | None]:
+def photos_in(graph: Graph, paths: Sequence[Sequence[Node]], crf: int) -> tuple[Photo, Photo | None]:
     """Return the photos of the first and last frame; raises InputError if there is none of the first."""
     found = [photo for path in paths for node in path for photo in _photos_of(graph, node)]
     for node in graph.of_types("LTXVPreprocess"):
         if any(node.id in graph.before(photo.node) for photo in found):
-            notes.read(node)
+            graph.read(node)
             theirs = quietly(graph, node.inputs.get("img_compression"))
             if theirs not in (None, crf):
-                notes.add(node, f"compresses the photo by {theirs}; svdq does by {crf}, as diffusers")
+                graph.note(node, f"compresses the photo by {theirs}; svdq does by {crf}, as diffusers")
     for photo in found:
         if photo.strength != 1 and not photo.is_off:
-            notes.add(photo.node, f"holds to the photo with the strength {photo.strength:g}; svdq does with 1")
+            graph.note(photo.node, f"holds to the photo with the strength {photo.strength:g}; svdq does with 1")
         if photo.index > 0 or photo.index < -1:
-            notes.add(photo.node, f"has a photo for frame {photo.index}; svdq takes photos of the first and last frame")
+            graph.note(
+                photo.node, f"has a photo for frame {photo.index}; svdq takes photos of the first and last frame"
+            )
     first = [photo for photo in found if photo.index == 0]
-    given = [photo for photo in first if not photo.is_off]
-    if not given and (first := [photo for photo in first if photo_of(graph, photo.image, Notes()) is not None]):
-        notes.add(first[0].node, "is off, so the video is of text alone; svdq makes it of the photo")
+    given, quiet = [photo for photo in first if not photo.is_off], replace(graph, notes=Notes())
+    if not given and (first := [photo for photo in first if photo_of(quiet, photo.image) is not None]):
+        graph.note(first[0].node, "is off, so the video is of text alone; svdq makes it of the photo")
     if not (given or first):
         node = found[0].node if found else paths[0][-1]
         raise InputError(
@@ -81,13 +83,13 @@ def _photos_of(graph: Graph, node: Node) -> Iterator[Photo]:
         )
 
 
-def upsampled_size(graph: Graph, start: Node, names: Encoder, factor: float, notes: Notes) -> tuple[int, int] | None:
+def upsampled_size(graph: Graph, start: Node, names: Encoder, factor: float) -> tuple[int, int] | None:
     """Return width and height of the video, `factor` times its first latents; None: as the photo's."""
-    latents = size_of(graph, start, names, LATENT_SIDE, notes)
+    latents = size_of(graph, start, names, LATENT_SIDE)
     if latents is None:
         return None
     theirs = [int(side * factor) for side in latents]
     width, height = (max(SIZE_MULTIPLE, side // SIZE_MULTIPLE * SIZE_MULTIPLE) for side in theirs)
     if [width, height] != theirs:
-        notes.add(start, f"leads to {theirs[0]}x{theirs[1]}; sizes here are multiples of {SIZE_MULTIPLE}")
+        graph.note(start, f"leads to {theirs[0]}x{theirs[1]}; sizes here are multiples of {SIZE_MULTIPLE}")
     return width, height

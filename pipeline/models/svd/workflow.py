@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from svdq.pipeline.models.comfyui.graph import Encoder, Graph, NodeTypes, Notes, Stage
+from svdq.pipeline.models.comfyui.graph import Encoder, Graph, NodeTypes, Stage
 from svdq.pipeline.models.comfyui.model_chain import GUIDANCE, model_chain
 from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, find_encoder
 from svdq.pipeline.models.comfyui.source import source_of
@@ -16,18 +16,18 @@ _CONDITIONING = "SVD_img2vid_Conditioning"
 _INPUTS = {"motion_bucket_id": "motion_bucket_id", "fps": "fps", "augmentation_level": "noise_aug_strength"}
 
 
-def read(graph: Graph, stages: Sequence[Stage], notes: Notes) -> Recipe:
+def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
     """Read a video of Stable Video Diffusion: the base by its checkpoint's name, and the defaults."""
     stage = stages[0]
     encoder = find_encoder(graph, stage, [_CONDITIONING], {})
-    model = model_chain(graph, stage.model, stage.node, notes)
-    source = source_of(graph, encoder, stage.positive, stage.negative, notes, multiple=SIZE_MULTIPLE, frame_step=1)
+    model = model_chain(graph, stage.model, stage.node)
+    source = source_of(graph, encoder, stage.positive, stage.negative, multiple=SIZE_MULTIPLE, frame_step=1)
     name = model.file.lower()
     suffix = "-xt-1-1" if "1_1" in name or "1-1" in name else "-xt" if "xt" in name else ""
     base = f"stabilityai/stable-video-diffusion-img2vid{suffix}"
-    notes.add(model.loader, f"loads {model.file}, a checkpoint in one file; svdq takes the weights of {base}")
+    graph.note(model.loader, f"loads {model.file}, a checkpoint in one file; svdq takes the weights of {base}")
     for lora in model.loras:
-        notes.add(lora.node, "adds a LoRA, which svdq has for other families only")
+        graph.note(lora.node, "adds a LoRA, which svdq has for other families only")
     defaults: dict[str, Any] = {"steps": stage.schedule.steps}
     if source.size is not None:
         defaults["width"], defaults["height"] = source.size
@@ -37,11 +37,11 @@ def read(graph: Graph, stages: Sequence[Stage], notes: Notes) -> Recipe:
     least = stage.cfg if guides is None else number_or(graph, guides, "min_cfg", 1.0)
     defaults |= {"min_guidance_scale": least, "max_guidance_scale": stage.cfg}
     if (stage.sampler, stage.schedule.name) != ("euler", "karras"):
-        notes.add(
+        graph.note(
             stage.node,
             f"has {stage.sampler} and {stage.schedule.name}; svdq renders with euler and karras, the model's own",
         )
-    note_start(stage, notes)
+    note_start(graph, stage)
     return Recipe(base=base, defaults=defaults, source=source, seed=stage.seed)
 
 

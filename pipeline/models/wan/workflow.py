@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Notes, Schedule, Stage
+from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Schedule, Stage
 from svdq.pipeline.models.comfyui.model_chain import ModelChain, model_chain, uses_of
 from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, find_encoder
 from svdq.pipeline.models.comfyui.source import Source, source_of
@@ -80,28 +80,28 @@ _REFUSED = {
 _READ = {"model", "text_embeds", "image_embeds", "samples", "scheduler", "sigmas", "cfg", "steps", "shift", "seed"}
 
 
-def read(graph: Graph, stages: Sequence[Stage], notes: Notes) -> Recipe:
+def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
     """Read a video of Wan."""
     first = stages[0]
     encoder = find_encoder(graph, first, _ENCODERS, _REFUSED)
     for stage in stages[1:]:
         for node in stage.path:
-            notes.add(node, "changes the latents between two samplers; svdq passes them on unchanged")
-    stages, models = _experts(stages, [model_chain(graph, each.model, each.node, notes) for each in stages])
+            graph.note(node, "changes the latents between two samplers; svdq passes them on unchanged")
+    stages, models = _experts(stages, [model_chain(graph, each.model, each.node) for each in stages])
     for stage in stages[1:]:
         if (stage.positive, stage.negative) != (first.positive, first.negative):
-            notes.add(stage.node, "has other prompts or photos than the first sampler; svdq takes the first's for both")
-    source = source_of(
-        graph, encoder, first.positive, first.negative, notes, multiple=SIZE_MULTIPLE, frame_step=FRAME_STEP
-    )
-    base, components = _base(models, source, notes)
+            graph.note(
+                stage.node, "has other prompts or photos than the first sampler; svdq takes the first's for both"
+            )
+    source = source_of(graph, encoder, first.positive, first.negative, multiple=SIZE_MULTIPLE, frame_step=FRAME_STEP)
+    base, components = _base(graph, models, source)
     if source.has_last_photo and base.startswith("Wan-AI/Wan2.1-I2V"):
-        notes.add(encoder, "has a last photo, which Wan 2.1 I2V does not take in svdq; svdq renders without")
+        graph.note(encoder, "has a last photo, which Wan 2.1 I2V does not take in svdq; svdq renders without")
         source = replace(source, has_last_photo=False, last_photo=None)
-    steps, scheduler = scheduler_of(stages, [each.shift for each in models], notes)
+    steps, scheduler = scheduler_of(graph, stages, [each.shift for each in models])
     guidance = tuple(stage.cfg for stage in stages)
     if len(guidance) == 2 and guidance[0] <= 1 < guidance[1]:
-        notes.add(
+        graph.note(
             stages[1].node, f"guides by {guidance[1]:g}; svdq guides no step where the first expert has 1, as diffusers"
         )
     files = {"text_encoder": source.text_encoder, "vae": source.vae}
@@ -149,7 +149,7 @@ def _experts(stages: Sequence[Stage], models: Sequence[ModelChain]) -> tuple[lis
     return [stage for stage, _ in joined], [model for _, model in joined]
 
 
-def _base(models: Sequence[ModelChain], source: Source, notes: Notes) -> tuple[str, tuple[str, ...]]:
+def _base(graph: Graph, models: Sequence[ModelChain], source: Source) -> tuple[str, tuple[str, ...]]:
     """Return the hub id of the model that files are of, by nodes and names, and the components that they are."""
     file = models[0].file.lower().replace("\\", "/").rpartition("/")[2]
     loader = models[0].loader
@@ -173,13 +173,13 @@ def _base(models: Sequence[ModelChain], source: Source, notes: Notes) -> tuple[s
         return "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers", (HIGH_NOISE,)
     size = next((each for each in ("480", "720") if each in file), None)
     if size is None:
-        notes.add(loader, f"loads {models[0].file}, which is taken for Wan 2.1 I2V-14B-480P by its nodes; see `base`")
+        graph.note(loader, f"loads {models[0].file}, which is taken for Wan 2.1 I2V-14B-480P by its nodes; see `base`")
     return f"Wan-AI/Wan2.1-I2V-14B-{size or 480}P-Diffusers", (HIGH_NOISE,)
 
 
-def _two_models(graph: Graph, node: Node, notes: Notes) -> list[Stage]:
+def _two_models(graph: Graph, node: Node) -> list[Stage]:
     """Read WanMoeKSampler, which changes from one model to the other."""
-    stage = plain_stage(graph, node, notes)
+    stage = plain_stage(graph, node)
     shift, boundary = number_or(graph, node, "sigma_shift", 8.0), number_or(graph, node, "boundary", 0.9)
     schedule = replace(stage.schedule, shift=shift, boundary=boundary)
     high = replace(
@@ -200,15 +200,15 @@ def _two_models(graph: Graph, node: Node, notes: Notes) -> list[Stage]:
     return [high, low]
 
 
-def _wrapper(graph: Graph, node: Node, notes: Notes) -> list[Stage]:
+def _wrapper(graph: Graph, node: Node) -> list[Stage]:
     """Read WanVideoSampler, whose `unipc` and `euler` are diffusers' schedulers."""
-    stage, inputs = plain_stage(graph, node, notes), node.inputs
+    stage, inputs = plain_stage(graph, node), node.inputs
     for name, value in inputs.items():
         if (origin := graph.origin(value)) is not None and name not in _READ and not name.endswith(("step", "steps")):
-            notes.add(origin, f"is the {name} of {node}, which svdq has not; svdq renders without")
-    notes.read(graph.origin(inputs.get("text_embeds")), graph.origin(inputs.get("scheduler")))
+            graph.note(origin, f"is the {name} of {node}, which svdq has not; svdq renders without")
+    graph.read(graph.origin(inputs.get("text_embeds")), graph.origin(inputs.get("scheduler")))
     if number_of(graph, node, "riflex_freq_index"):
-        notes.add(node, "changes the positions of frames (RIFLEx), which svdq does not")
+        graph.note(node, "changes the positions of frames (RIFLEx), which svdq does not")
     return [
         replace(
             stage,
@@ -216,14 +216,14 @@ def _wrapper(graph: Graph, node: Node, notes: Notes) -> list[Stage]:
             negative=inputs.get("text_embeds"),
             latents=inputs.get("image_embeds"),
             sampler=f"wrapper:{value_of(graph, inputs.get('scheduler'))}",
-            schedule=_wrapped_schedule(graph, node, stage.schedule.steps, notes),
+            schedule=_wrapped_schedule(graph, node, stage.schedule.steps),
             adds_noise=graph.origin(inputs.get("samples")) is None,
             keeps_noise=True,
         )
     ]
 
 
-def _wrapped_schedule(graph: Graph, node: Node, steps: int, notes: Notes) -> Schedule:
+def _wrapped_schedule(graph: Graph, node: Node, steps: int) -> Schedule:
     start, end = number_or(graph, node, "start_step", 0), number_or(graph, node, "end_step", -1)
     boundary = next((each for each in (start, end) if 0 < each < 1), None)  # of WanVideoSigmaToStep
     own = Schedule(
@@ -237,10 +237,10 @@ def _wrapped_schedule(graph: Graph, node: Node, steps: int, notes: Notes) -> Sch
         denoise=number_or(graph, node, "denoise_strength", 1.0),
     )
     sigmas = graph.origin(node.inputs.get("sigmas"))
-    notes.read(sigmas)
+    graph.read(sigmas)
     if sigmas is None or sigmas.type.startswith("WanVideoScheduler"):
         return own
-    given = schedule_from(graph, node.inputs["sigmas"], notes)
+    given = schedule_from(graph, node.inputs["sigmas"])
     return replace(
         given,
         start=given.start or own.start,
@@ -268,7 +268,7 @@ def _moe_schedule(graph: Graph, node: Node) -> tuple[float, int, int, int]:
     raise UnknownValueError(node)
 
 
-def _moe_levels(graph: Graph, node: Node, slot: int, notes: Notes) -> Schedule:
+def _moe_levels(graph: Graph, node: Node, slot: int) -> Schedule:
     """Read the noise levels of a WanMoEScheduler: all, the first expert's (5), or the second's (6)."""
     shift, steps, high, _ = _moe_schedule(graph, node)
     return Schedule(
@@ -287,11 +287,7 @@ READER = WorkflowReader(
         widgets=_WIDGETS,
         bundles={"WanVideoScheduler.*": ("sigmas", "steps", "shift", "scheduler", "start_step", "end_step")},
         outputs={"WanMoEScheduler": _moe_schedule},
-        samplers={
-            "WanVideoSampler": _wrapper,
-            "WanMoeKSampler": _two_models,
-            "WanMoeKSamplerAdvanced": _two_models,
-        },
+        samplers={"WanVideoSampler": _wrapper, "WanMoeKSampler": _two_models, "WanMoeKSamplerAdvanced": _two_models},
         schedules={"WanMoEScheduler": _moe_levels},
         encoders=_ENCODERS,
     ),

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, get_args
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Notes, Schedule, Stage
+from svdq.pipeline.models.comfyui.graph import Graph, Schedule, Stage
 from svdq.pipeline.models.comfyui.stages import note_euler, note_start
 from svdq.pipeline.models.model_file import ScheduleName
 from svdq.pipeline.models.sigmas import sigmas_of
@@ -21,16 +21,16 @@ _HANDOVER = 0.002  # difference of noise levels that counts
 _STAND_IN = "simple"  # in place of a schedule that svdq lacks
 
 
-def scheduler_of(stages: Sequence[Stage], shifts: Sequence[float | None], notes: Notes) -> tuple[int, dict[str, Any]]:
+def scheduler_of(graph: Graph, stages: Sequence[Stage], shifts: Sequence[float | None]) -> tuple[int, dict[str, Any]]:
     """Return the number of steps and the scheduler of a model file; `shifts` has one for the model of each stage."""
     first = stages[0]
-    kind = _class_of(stages, notes)
-    parts = [_named(stage, shift, notes) for stage, shift in zip(stages, shifts, strict=True)]
+    kind = _class_of(graph, stages)
+    parts = [_named(graph, stage, shift) for stage, shift in zip(stages, shifts, strict=True)]
     for before, after in pairwise(stages):
-        _check_handover(before, after, notes)
+        _check_handover(graph, before, after)
     if not first.adds_noise:
-        notes.add(first.node, "adds no noise to the photo's latents; svdq starts from noise")
-    note_start(first, notes, denoise=min(part.denoise for part in parts))
+        graph.note(first.node, "adds no noise to the photo's latents; svdq starts from noise")
+    note_start(graph, first, denoise=min(part.denoise for part in parts))
     start, last = parts[0], parts[-1]
     boundary = next((part.boundary for part in parts if part.boundary), None)
     switch: dict[str, Any] = {}
@@ -44,15 +44,15 @@ def scheduler_of(stages: Sequence[Stage], shifts: Sequence[float | None], notes:
     same = {(part.name, part.levels, part.steps, round(part.shift or 0, 6)) for part in parts}
     if len(same) == 1 and start.levels is None:
         if last.end is not None:
-            notes.add(last.node, f"ends after step {last.end}; svdq does all {start.steps} steps")
+            graph.note(stages[-1].node, f"ends after step {last.end}; svdq does all {start.steps} steps")
         return start.steps, common | {"sigmas": start.name, **switch}
-    levels = _levels(stages, parts, notes)
+    levels = _levels(graph, stages, parts)
     if "switch_at" in switch:
-        switch = {"switch_at": len(_levels(stages[:1], parts[:1], notes))}
+        switch = {"switch_at": len(_levels(graph, stages[:1], parts[:1]))}
     return len(levels), {"class": kind, "shift": 1.0, "sigmas": levels, **switch}
 
 
-def _named(stage: Stage, shift: float | None, notes: Notes) -> Schedule:
+def _named(graph: Graph, stage: Stage, shift: float | None) -> Schedule:
     """Return the schedule of a stage with a name that svdq has, and the shift of its model where it has none."""
     schedule = stage.schedule
     shift = schedule.shift or shift or _DEFAULT_SHIFT
@@ -62,13 +62,13 @@ def _named(stage: Stage, shift: float | None, notes: Notes) -> Schedule:
     if schedule.levels is None and name not in get_args(ScheduleName):
         name = _STAND_IN
         if schedule.name != OWN_LEVELS:
-            notes.add(stage.node, f"has the schedule {schedule.name}, which svdq lacks; svdq uses {_STAND_IN}")
+            graph.note(stage.node, f"has the schedule {schedule.name}, which svdq lacks; svdq uses {_STAND_IN}")
         elif stage.sampler not in _WRAPPED:
-            notes.add(stage.node, f"has its own noise levels; svdq uses the schedule {_STAND_IN}")
+            graph.note(stage.node, f"has its own noise levels; svdq uses the schedule {_STAND_IN}")
     return replace(schedule, name=name, shift=shift)
 
 
-def _class_of(stages: Sequence[Stage], notes: Notes) -> str:
+def _class_of(graph: Graph, stages: Sequence[Stage]) -> str:
     kind = EULER
     for stage in stages:
         name = stage.sampler
@@ -78,31 +78,31 @@ def _class_of(stages: Sequence[Stage], notes: Notes) -> str:
             kind = UNIPC
         elif name.startswith(("uni_pc", "wrapper:unipc")):
             kind = UNIPC
-            notes.add(
+            graph.note(
                 stage.node,
                 f"has the sampler {name.removeprefix('wrapper:')}; svdq uses diffusers' {UNIPC}, another solver of "
                 "that name: near, not equal",
             )
         else:
-            note_euler(stage, notes)
+            note_euler(graph, stage)
     return kind
 
 
-def _check_handover(before: Stage, after: Stage, notes: Notes) -> None:
+def _check_handover(graph: Graph, before: Stage, after: Stage) -> None:
     ends, starts = before.schedule, after.schedule
     if ends.boundary is None and ends.end is None:
-        notes.add(after.node, "denoises a finished video once more; svdq passes on what the first sampler leaves")
+        graph.note(after.node, "denoises a finished video once more; svdq passes on what the first sampler leaves")
     if not before.keeps_noise and ends.boundary is None and ends.end is not None:
-        notes.add(
+        graph.note(
             before.node, "removes all noise at its end (return_with_leftover_noise); svdq leaves the rest to the next"
         )
     if after.adds_noise:
-        notes.add(after.node, "adds noise again; svdq does not")
+        graph.note(after.node, "adds noise again; svdq does not")
     if ends.end is not None and starts.start != ends.end and starts.steps == ends.steps:
-        notes.add(after.node, f"starts at step {starts.start}, where the one before ends at {ends.end}; svdq goes on")
+        graph.note(after.node, f"starts at step {starts.start}, where the one before ends at {ends.end}; svdq goes on")
 
 
-def _levels(stages: Sequence[Stage], parts: Sequence[Schedule], notes: Notes) -> list[float]:
+def _levels(graph: Graph, stages: Sequence[Stage], parts: Sequence[Schedule]) -> list[float]:
     """Return the noise level before each step of all stages."""
     levels: list[float] = []
     reached: float | None = None  # the noise level at which the stage before ends
@@ -110,7 +110,7 @@ def _levels(stages: Sequence[Stage], parts: Sequence[Schedule], notes: Notes) ->
         own = part.levels if part.levels is not None else tuple(sigmas_of(part.name, part.steps, part.shift or 0))
         if reached is not None and own[part.start :] and abs(reached - own[part.start]) > _HANDOVER:
             what = f"goes on from a noise level of {own[part.start]:.3g}, where the one before ends at {reached:.3g}"
-            notes.add(stage.node, f"{what}; svdq steps from one schedule to the other")
+            graph.note(stage.node, f"{what}; svdq steps from one schedule to the other")
         levels += [round(level, 6) for level in own[part.start : part.end]]
         reached = own[part.end] if part.end is not None and part.end < len(own) else 0.0
     falling = [

@@ -27,11 +27,7 @@ def test_one_stage_and_two() -> None:
             "stages": stages, "width": 768, "height": 512, "frames": 97, "negative_prompt": "blurry", "fps": 24
         }  # fmt: skip
         assert (found.scheduler, found.seed, found.loras) == ({}, 7, ())
-        assert (found.source.photo, found.source.prompt, found.source.last_photo) == (
-            "cat.png",
-            "The cat meows.",
-            None,
-        )
+        assert (found.source.photo, found.source.prompt, found.source.last_photo) == ("cat.png", "The cat meows.", None)
 
 
 def test_parts_in_files_of_other_loaders_are_taken_where_svdq_reads_them() -> None:

@@ -41,10 +41,7 @@ def test_the_template_renders_as_a_model_file_by_hand_and_as_diffusers(
         lora = models / "loras" / f"wan2.2_i2v_lightx2v_4steps_lora_v1_{name}_noise.safetensors"
         save_lora(lora, weights, "comfyui")
         (tmp_path / f"{component}.safetensors").symlink_to(lora)
-    for component, name in (
-        ("text_encoder", "text_encoders/umt5_xxl_fp8_e4m3fn_scaled"),
-        ("vae", "vae/wan_2.1_vae"),
-    ):
+    for component, name in (("text_encoder", "text_encoders/umt5_xxl_fp8_e4m3fn_scaled"), ("vae", "vae/wan_2.1_vae")):
         weights = load_file(next((tiny_wan / component).glob("*.safetensors")))
         save_file(weights, models / f"{name}.safetensors")
     path = tmp_path / "template.json"

@@ -118,12 +118,7 @@ def ltx(*, stages: int = 1) -> Api:
             api["upsampled"] = node("LTXVLatentUpsampler", samples=["apart_0", 0], **upscaler)
             before = ["upsampled", 0], ["apart_0", 1]
         api[f"i2v_{place}"] = node(
-            "LTXVImgToVideoInplace",
-            vae=["model", 2],
-            image=["photo", 0],
-            latent=before[0],
-            strength=1.0,
-            bypass=False,
+            "LTXVImgToVideoInplace", vae=["model", 2], image=["photo", 0], latent=before[0], strength=1.0, bypass=False
         )
         api[f"both_{place}"] = node("LTXVConcatAVLatent", video_latent=[f"i2v_{place}", 0], audio_latent=before[1])
         guided = {"positive": ["texts", 0], "negative": ["texts", 1]}

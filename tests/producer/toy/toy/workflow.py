@@ -2,36 +2,32 @@
 
 from collections.abc import Sequence
 
-from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Notes, Stage
+from svdq.pipeline.models.comfyui.graph import Encoder, Graph, NodeTypes, Stage
 from svdq.pipeline.models.comfyui.model_chain import model_chain
 from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, find_encoder
 from svdq.pipeline.models.comfyui.source import source_of
-from svdq.pipeline.models.comfyui.stages import plain_stage
+from svdq.pipeline.models.comfyui.stages import plain_sampler
 from svdq.pipeline.models.comfyui.values import whole_of
 from toy.family import BLOCK, FINE, LAYOUT
 
 _ENCODERS = {"ToyPhoto": Encoder(width="wide", height="high", frames="count", photo="picture")}
 
 
-def read(graph: Graph, stages: Sequence[Stage], notes: Notes) -> Recipe:
+def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
     """Read a toy's video, whose loader names the file of the fine expert."""
     stage = stages[0]
     encoder = find_encoder(graph, stage, _ENCODERS, {"ToyText": "makes a video from text alone"})
-    model = model_chain(graph, stage.model, stage.node, notes)
-    source = source_of(graph, encoder, None, None, notes, multiple=BLOCK, frame_step=1)
+    model = model_chain(graph, stage.model, stage.node)
+    source = source_of(graph, encoder, None, None, multiple=BLOCK, frame_step=1)
     defaults = {"steps": stage.schedule.steps, "frames": source.frames, "sparkle": whole_of(graph, encoder, "glitter")}
     return Recipe(base=LAYOUT.example, weights={FINE: model.file}, defaults=defaults, source=source, seed=stage.seed)
-
-
-def _sampler(graph: Graph, node: Node, notes: Notes) -> list[Stage]:
-    return [plain_stage(graph, node, notes)]
 
 
 READER = WorkflowReader(
     nodes="Toy",
     types=NodeTypes(
         widgets={"ToyPhoto": "wide high count glitter", "ToySampler": "seed control_after_generate steps"},
-        samplers={"ToySampler": _sampler},
+        samplers={"ToySampler": plain_sampler},
         encoders=_ENCODERS,
     ),
     read=read,
