@@ -51,6 +51,13 @@ class Recipe:
     checkpoints: frozenset[str] = frozenset()  # files in ComfyUI's folder of checkpoints
 
 
+def defaults_of(source: Source, **own: Any) -> dict[str, Any]:
+    """Return defaults of a model file: a family's own, and size, frames and negative prompt where they are known."""
+    width, height = source.size or (None, None)
+    found = own | {"width": width, "height": height, "frames": source.frames, "negative_prompt": source.negative_prompt}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkflowReader:
     """What a family knows of workflows."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Schedule, Stage
 from svdq.pipeline.models.comfyui.model_chain import UNREAD, ModelChain, model_chain, uses_of, value_of_file
-from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, refuse_kinds
+from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, defaults_of, refuse_kinds
 from svdq.pipeline.models.comfyui.source import Source, files_named, frames_of, photo_of, prompt_of
 from svdq.pipeline.models.comfyui.stages import note_euler, note_start
 from svdq.pipeline.models.comfyui.values import quiet_number, quietly, whole_of
@@ -91,30 +91,28 @@ def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
         _note_sampler(graph, stage)
     prompt, text_encoder = prompt_of(graph, first.positive, "positive", "LTXV")
     negative_prompt, _ = prompt_of(graph, first.negative, "negative", "LTXV")
-    defaults: dict[str, Any] = {"stages": len(used), **_guidance(graph, first)}
-    if size is not None:
-        defaults["width"], defaults["height"] = size
-    others = {"frames": frames, "negative_prompt": negative_prompt}
+    guidance = _guidance(graph, first)
+    weights = _weights(graph, stages, models[0], text_encoder, version.base)
+    source = Source(
+        encoder=start,
+        photo=photo_of(graph, photo.image),
+        last_photo=None if last_photo is None else photo_of(graph, last_photo.image),
+        has_last_photo=last_photo is not None,
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        size=size,
+        frames=frames,
+    )
+    checkpoints = (value_of_file(graph, node.inputs.get("ltxv_path")) for node in graph.nodes.values())
     return Recipe(
         base=version.base,
-        weights=_weights(graph, stages, models[0], text_encoder, version.base),
+        weights=weights,
         loras=tuple((TRANSFORMER, lora) for lora in models[0].loras),
-        defaults=defaults | {name: value for name, value in others.items() if value is not None},
+        defaults=defaults_of(source, stages=len(used), **guidance),
         scheduler={} if levels == DISTILLED_SIGMA_VALUES else {"sigmas": list(levels)},
-        source=Source(
-            encoder=start,
-            photo=photo_of(graph, photo.image),
-            last_photo=None if last_photo is None else photo_of(graph, last_photo.image),
-            has_last_photo=last_photo is not None,
-            prompt=prompt,
-            negative_prompt=negative_prompt,
-            size=size,
-            frames=frames,
-        ),
+        source=source,
         seed=first.seed,
-        checkpoints=frozenset(
-            file for node in graph.nodes.values() if (file := value_of_file(graph, node.inputs.get("ltxv_path")))
-        ),
+        checkpoints=frozenset(filter(None, checkpoints)),
     )
 
 

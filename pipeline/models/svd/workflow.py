@@ -1,11 +1,10 @@
 """What svdq knows of ComfyUI's nodes for Stable Video Diffusion."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from svdq.pipeline.models.comfyui.graph import Encoder, Graph, NodeTypes, Stage
 from svdq.pipeline.models.comfyui.model_chain import GUIDANCE, model_chain
-from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, find_encoder
+from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, defaults_of, find_encoder
 from svdq.pipeline.models.comfyui.source import source_of
 from svdq.pipeline.models.comfyui.stages import note_start
 from svdq.pipeline.models.comfyui.values import number_of, number_or
@@ -28,20 +27,18 @@ def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
     graph.note(model.loader, f"loads {model.file}, a checkpoint in one file; svdq takes the weights of {base}")
     for lora in model.loras:
         graph.note(lora.node, "adds a LoRA, which svdq has for other families only")
-    defaults: dict[str, Any] = {"steps": stage.schedule.steps}
-    if source.size is not None:
-        defaults["width"], defaults["height"] = source.size
-    found = {"frames": source.frames} | {ours: number_of(graph, encoder, theirs) for theirs, ours in _INPUTS.items()}
-    defaults |= {name: value for name, value in found.items() if value is not None}
+    found = {ours: number_of(graph, encoder, theirs) for theirs, ours in _INPUTS.items()}
     guides = next((node for node in graph.of_types(GUIDANCE) if node.id in graph.before(stage.node)), None)
     least = stage.cfg if guides is None else number_or(graph, guides, "min_cfg", 1.0)
-    defaults |= {"min_guidance_scale": least, "max_guidance_scale": stage.cfg}
+    own = {name: value for name, value in found.items() if value is not None}
+    own |= {"min_guidance_scale": least, "max_guidance_scale": stage.cfg}
     if (stage.sampler, stage.schedule.name) != ("euler", "karras"):
         graph.note(
             stage.node,
             f"has {stage.sampler} and {stage.schedule.name}; svdq renders with euler and karras, the model's own",
         )
     note_start(graph, stage)
+    defaults = defaults_of(source, steps=stage.schedule.steps) | own
     return Recipe(base=base, defaults=defaults, source=source, seed=stage.seed)
 
 

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Schedule, Stage
 from svdq.pipeline.models.comfyui.model_chain import ModelChain, model_chain, uses_of
-from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, find_encoder
+from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, defaults_of, find_encoder
 from svdq.pipeline.models.comfyui.source import Source, source_of
 from svdq.pipeline.models.comfyui.stages import plain_stage, schedule_from, steps_until
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, number_or, text_of, value_of, whole_of
@@ -90,19 +90,21 @@ def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
     stages, models = _experts(stages, [model_chain(graph, each.model, each.node) for each in stages])
     for stage in stages[1:]:
         if (stage.positive, stage.negative) != (first.positive, first.negative):
-            graph.note(
-                stage.node, "has other prompts or photos than the first sampler; svdq takes the first's for both"
-            )
+            what = "has other prompts or photos than the first sampler"
+            graph.note(stage.node, f"{what}; svdq takes the first's for both")
     source = source_of(graph, encoder, first.positive, first.negative, multiple=SIZE_MULTIPLE, frame_step=FRAME_STEP)
     base, components = _base(graph, models, source)
     if source.has_last_photo and base.startswith("Wan-AI/Wan2.1-I2V"):
         graph.note(encoder, "has a last photo, which Wan 2.1 I2V does not take in svdq; svdq renders without")
         source = replace(source, has_last_photo=False, last_photo=None)
     steps, scheduler = scheduler_of(graph, stages, [each.shift for each in models])
-    guidance = tuple(stage.cfg for stage in stages)
-    if len(guidance) == 2 and guidance[0] <= 1 < guidance[1]:
+    guidance = {
+        name: round(float(stage.cfg), 6)
+        for name, stage in zip(("guidance_scale", "guidance_scale_2"), stages, strict=False)
+    }
+    if guidance["guidance_scale"] <= 1 < (second := guidance.get("guidance_scale_2", 1)):
         graph.note(
-            stages[1].node, f"guides by {guidance[1]:g}; svdq guides no step where the first expert has 1, as diffusers"
+            stages[1].node, f"guides by {second:g}; svdq guides no step where the first expert has 1, as diffusers"
         )
     files = {"text_encoder": source.text_encoder, "vae": source.vae}
     if "2.1" in base:
@@ -112,21 +114,11 @@ def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
         base=base,
         weights=weights | {component: file for component, file in files.items() if file},
         loras=tuple((name, lora) for name, each in zip(components, models, strict=True) for lora in each.loras),
-        defaults=_defaults(steps, guidance, source),
+        defaults=defaults_of(source, steps=steps, **guidance),
         scheduler=scheduler,
         source=source,
         seed=first.seed,
     )
-
-
-def _defaults(steps: int, guidance: tuple[float, ...], source: Source) -> dict[str, Any]:
-    found: dict[str, Any] = {"steps": steps}
-    for name, scale in zip(("guidance_scale", "guidance_scale_2"), guidance, strict=False):
-        found[name] = round(float(scale), 6)
-    if source.size is not None:
-        found["width"], found["height"] = source.size
-    others = {"frames": source.frames, "negative_prompt": source.negative_prompt}
-    return found | {name: value for name, value in others.items() if value is not None}
 
 
 def _experts(stages: Sequence[Stage], models: Sequence[ModelChain]) -> tuple[list[Stage], list[ModelChain]]:

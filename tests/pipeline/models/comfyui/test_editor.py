@@ -46,70 +46,38 @@ def test_widgets_have_names_with_and_without_the_control_of_a_seed() -> None:
         )
 
 
-def test_reroutes_and_bypassed_nodes_pass_on_what_comes_in() -> None:
-    workflow = editor(
-        LOADER,
-        made(2, "Reroute", unnamed=(11, "*")),
-        made(3, "LoraLoaderModelOnly", ["a.safetensors", 1.0], mode=4, clip=(None, "CLIP"), model=12),
-        made(9, "ModelSamplingSD3", [5.0], model=13),
-        links=[[11, 1, 0, 2, 0, "MODEL"], [12, 2, 0, 3, 0, "MODEL"], [13, 3, 0, 9, 0, "MODEL"]],
-    )
-    assert model_of(workflow) == TO_LOADER
-    assert "3" not in read_graph(workflow).nodes
+SHIFT = made(9, "ModelSamplingSD3", [5.0], model=99)
+OFF = made(4, "UNETLoader", ["off.safetensors", "default"], mode=2)
+SET = made(2, "SetNode", ["my model"], MODEL=11)
+LORA = ["a.safetensors", 1.0]
+EVERYWHERE = {"downstream": 9, "downstream_slot": 0, "upstream": "1", "upstream_slot": 0, "controller": 7}
 
 
-def test_muted_nodes_give_nothing() -> None:
-    muted = made(3, "LoraLoaderModelOnly", ["a.safetensors", 1.0], mode=2, model=12)
-    links = [[12, 1, 0, 3, 0, "MODEL"], [13, 3, 0, 9, 0, "MODEL"]]
-    assert model_of(editor(LOADER, muted, made(9, "ModelSamplingSD3", [5.0], model=13), links=links)) is None
-
-
-def test_get_and_set_nodes_connect_by_name() -> None:
-    workflow = editor(
-        LOADER,
-        made(2, "SetNode", ["my model"], MODEL=11),
-        made(3, "GetNode", ["my model"]),
-        made(9, "ModelSamplingSD3", [5.0], model=12),
-        links=[[11, 1, 0, 2, 0, "MODEL"], [12, 3, 0, 9, 0, "MODEL"]],
-    )
-    assert model_of(workflow) == TO_LOADER
-
-
-def test_a_set_node_passes_on_what_it_gets() -> None:
-    workflow = editor(
-        LOADER,
-        made(2, "SetNode", ["my model"], MODEL=11),
-        made(9, "ModelSamplingSD3", [5.0], model=12),
-        links=[[11, 1, 0, 2, 0, "MODEL"], [12, 2, 0, 9, 0, "MODEL"]],
-    )
-    assert model_of(workflow) == TO_LOADER
-
-
-def test_any_switch_takes_the_first_that_runs() -> None:
-    workflow = editor(
-        made(4, "UNETLoader", ["off.safetensors", "default"], mode=2),
-        LOADER,
-        made(5, "Any Switch (rgthree)", any_01=11, any_02=12),
-        made(9, "ModelSamplingSD3", [5.0], model=13),
-        links=[[11, 4, 0, 5, 0, "MODEL"], [12, 1, 0, 5, 1, "MODEL"], [13, 5, 0, 9, 0, "MODEL"]],
-    )
-    assert model_of(workflow) == TO_LOADER
-
-
-def test_primitives_become_values() -> None:
-    sampler = made(9, "ModelSamplingSD3", [5.0], model=None, shift=(12, "FLOAT"))
-    workflow = editor(made(2, "PrimitiveNode", [8.0, "fixed"]), sampler, links=[[12, 2, 0, 9, 1, "FLOAT"]])
-    assert model_of(workflow, name="shift") == 8.0
-
-
-def test_everywhere_nodes_connect_as_the_editor_has_saved_it() -> None:
-    implied = [{"downstream": 9, "downstream_slot": 0, "upstream": "1", "upstream_slot": 0, "controller": 7}]
-    everywhere = made(7, "Anything Everywhere", anything=11)
-    extra = {"ue_links": implied}
-    unconnected = made(9, "ModelSamplingSD3", [5.0], model=None)
-    assert (
-        model_of(editor(LOADER, everywhere, unconnected, links=[[11, 1, 0, 7, 0, "MODEL"]], extra=extra)) == TO_LOADER
-    )
+@pytest.mark.parametrize(
+    ("nodes", "links", "found"),
+    [
+        ([made(2, "Reroute", unnamed=(11, "*"))], [(11, 1, 2), (99, 2, 9)], TO_LOADER),
+        (
+            [made(3, "LoraLoaderModelOnly", LORA, mode=4, clip=(None, "CLIP"), model=11)],
+            [(11, 1, 3), (99, 3, 9)],
+            TO_LOADER,
+        ),
+        ([made(3, "LoraLoaderModelOnly", LORA, mode=2, model=11)], [(11, 1, 3), (99, 3, 9)], None),
+        ([SET, made(3, "GetNode", ["my model"])], [(11, 1, 2), (99, 3, 9)], TO_LOADER),
+        ([SET], [(11, 1, 2), (99, 2, 9)], TO_LOADER),
+        ([OFF, made(5, "Any Switch (rgthree)", any_01=11, any_02=12)], [(11, 4, 5), (12, 1, 5), (99, 5, 9)], TO_LOADER),
+        ([made(2, "PrimitiveNode", [8.0, "fixed"])], [(99, 2, 9)], 8.0),
+        ([made(7, "Anything Everywhere", anything=11)], [(11, 1, 7)], TO_LOADER),
+    ],
+    ids=["reroute", "bypassed", "muted", "get and set", "set passes on", "first that runs", "primitive", "everywhere"],
+)
+def test_wires_end_at_the_node_or_value_that_runs(nodes: list[Any], links: list[Any], found: Any) -> None:
+    extra = {"ue_links": [EVERYWHERE] if nodes[0]["type"] == "Anything Everywhere" else []}
+    wires = [[link, origin, 0, target, 0, "MODEL"] for link, origin, target in links]
+    shift = SHIFT if any(link == 99 for link, *_ in links) else made(9, "ModelSamplingSD3", [5.0], model=None)
+    workflow = editor(LOADER, *nodes, shift, links=wires, extra=extra)
+    assert model_of(workflow) == found
+    assert read_graph(workflow).nodes.keys() == {"1", "9"}
 
 
 def subgraph(instance: dict[str, Any]) -> dict[str, Any]:

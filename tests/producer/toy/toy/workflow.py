@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from svdq.pipeline.models.comfyui.graph import Encoder, Graph, NodeTypes, Stage
 from svdq.pipeline.models.comfyui.model_chain import model_chain
-from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, find_encoder
+from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, defaults_of, find_encoder
 from svdq.pipeline.models.comfyui.source import source_of
 from svdq.pipeline.models.comfyui.stages import plain_sampler
 from svdq.pipeline.models.comfyui.values import whole_of
@@ -19,7 +19,7 @@ def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
     encoder = find_encoder(graph, stage, _ENCODERS, {"ToyText": "makes a video from text alone"})
     model = model_chain(graph, stage.model, stage.node)
     source = source_of(graph, encoder, None, None, multiple=BLOCK, frame_step=1)
-    defaults = {"steps": stage.schedule.steps, "frames": source.frames, "sparkle": whole_of(graph, encoder, "glitter")}
+    defaults = defaults_of(source, steps=stage.schedule.steps, sparkle=whole_of(graph, encoder, "glitter"))
     return Recipe(base=LAYOUT.example, weights={FINE: model.file}, defaults=defaults, source=source, seed=stage.seed)
 
 
