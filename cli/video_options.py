@@ -243,5 +243,6 @@ def read_spec(
         model=next(iter(models.values())) if len(models) == 1 else expected_model(settings),
         at=parse_future(at, "--at", time_by_redis(settings)) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),
+        owner=settings.owner,
         **plain,
     ).with_output(output or settings.output)

@@ -107,6 +107,7 @@ def watch(
         priority=priority,
         then=then,
         keep_location=keep_location,
+        owner=settings.owner,
     ).with_output(output or settings.output)
     selection = FileFilter(recursive=recursive, globs=globs or PHOTO_GLOBS)
 

@@ -117,6 +117,7 @@ class Backend:
         once. Raises ApiError if a photo or a parameter is not allowed and nothing was stored, or if Redis is away, and
         UnavailableError if the storage cannot be written.
         """
+        spec = replace(spec, owner=spec.owner or self.settings.owner)
         if not spec.folder and spec.name is None:
             spec = spec.with_output(self.settings.output)
         spec = spec.below(below) if below else spec
@@ -182,7 +183,7 @@ class Backend:
 
     async def upscale(self, job_ids: Sequence[str], owner: str) -> dict[str, str]:
         """Queue kept videos to be upscaled by `UPSCALE`; return a sentence about each that is not, by id."""
-        spec = JobSpec(drafts=(Draft(upscale=UPSCALE),), owner=owner)
+        spec = JobSpec(drafts=(Draft(upscale=UPSCALE),), owner=owner or self.settings.owner)
 
         def work(connection: redis.Redis) -> dict[str, str]:
             problems: dict[str, str] = {}

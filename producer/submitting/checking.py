@@ -48,11 +48,6 @@ class Observer:
         """Show a sentence."""
 
 
-def with_owner(spec: JobSpec, owner: str) -> JobSpec:
-    """Return a spec whose jobs have an owner: the one that it names, else this one."""
-    return spec if spec.owner or not owner else replace(spec, owner=owner)
-
-
 def specs_of(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]:
     """Return each spec once: many photos share one."""
     return {id(request.spec): request.spec for request in requests if isinstance(request, PhotoRequest)}.values()
@@ -74,13 +69,13 @@ def with_family_of_prompts(requests: Sequence[PhotoRequest | InputError]) -> Seq
 def _look_up_with(
     settings: Settings, connection: redis.Redis | None, spell: Callable[[str], str]
 ) -> Callable[[JobSpec], JobSpec]:
-    """Return a function that completes and checks a spec, which many photos share, by its owner and its LoRAs."""
+    """Return a function that completes and checks a spec, which many photos share, by its LoRAs."""
     known = KnownLoras(settings, connection)
     done: dict[int, tuple[JobSpec, JobSpec]] = {}
 
     def look_up(spec: JobSpec) -> JobSpec:
         if id(spec) not in done:
-            found = known.looked_up(with_owner(spec, settings.owner))
+            found = known.looked_up(spec)
             found.check(spell)
             done[id(spec)] = (spec, found)
         return done[id(spec)][1]

@@ -133,7 +133,7 @@ def _entry(
         priority=spec.priority,
         at=spec.at,
         notes=_notes(connection, storage, made, result),
-        owner=spec.owner or settings.owner,
+        owner=spec.owner,
     )
 
 

@@ -55,7 +55,7 @@ class JobSpec:
     keep_location: bool = False  # whether videos say where their photo was taken
     request_key: str = ""  # part of the ids unless it is "", so that a request gets separate jobs
     notes: tuple[tuple[str, str], ...] = ()  # recorded with the jobs; they change neither the videos nor the ids
-    owner: str = ""  # whose jobs they are; "" for the owner of the settings
+    owner: str = ""  # whose jobs they are; "" for nobody's
     notice: str = ""  # a sentence for who asked, about what could not be kept; "" for none
 
     @property

@@ -69,6 +69,7 @@ def submit(
         at=None if at is None else in_zone(at),
         then=(then,) if isinstance(then, str) else tuple(then),
         force=force,
+        owner=settings.owner,
     ).with_output(output or settings.output)
     storage = Storage.open_for_command(settings.storage)
     found = find_photos(words, recursive=recursive, storage=storage.folder, spell=str)

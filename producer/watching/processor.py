@@ -16,7 +16,6 @@ from svdq.producer.job_control import WAITING, cancel
 from svdq.producer.queue import statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.checking import with_owner
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models
@@ -126,7 +125,7 @@ class Processor:
 
     def _submit(self, file: WaitingFile, photo: Photo, spec: JobSpec, connection: redis.Redis) -> str:
         """Submit a photo unless its record has the same job, and this did not fail; return the job's id."""
-        request = PhotoRequest(path=photo.path, photo=photo, spec=with_owner(spec, self.settings.owner))
+        request = PhotoRequest(path=photo.path, photo=photo, spec=spec)
         links = list(entries_of([request]))
         entry, job_ids = links[-1], [link.job_id for link in links]
         record = self.state.get(file.path)
