@@ -32,6 +32,10 @@ _OTHERS = r"vae\.|audio_vae\.|vocoder\.|text_embedding_projection\.|.*_embedding
 FILE_NAMES: Mapping[str, FileNames] = {
     "transformer": FileNames(
         among_others=rf"(?!{_OTHERS})",
+        originals={  # as musubi-tuner flattens them in LoRAs: `adaln_single_emb_timestep_embedder_linear_1`
+            r"^(\w*adaln_single)_emb_timestep_embedder_(linear_\d)\.": r"\1.emb.timestep_embedder.\2.",
+            r"^(\w*adaln_single)_linear\.": r"\1.linear.",
+        },
         renames={r"^(audio_)?prompt_adaln_single\.": r"\1prompt_adaln."},  # diffusers#14145
     ),
     "vae": FileNames(

@@ -79,6 +79,9 @@ _VAE_LEVELS = {
 _FLATTENED = {
     r"^blocks_(\d+)_(self_attn|cross_attn)_(q|k|v|o|k_img|v_img)\.": r"blocks.\1.\2.\3.",
     r"^blocks_(\d+)_ffn_(\d)\.": r"blocks.\1.ffn.\2.",
+    r"^(text_embedding|time_embedding|time_projection)_(\d)\.": r"\1.\2.",
+    r"^img_emb_proj_(\d)\.": r"img_emb.proj.\1.",
+    r"^head_head\.": "head.head.",
 }
 _OF_TRANSFORMER = FileNames(
     originals=_FLATTENED,

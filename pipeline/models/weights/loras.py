@@ -30,16 +30,18 @@ _PARTS = {
     "lora_B.default.weight": ("up", "weight"),
     "alpha": ("alpha", "weight"),
     "diff": ("diff", "weight"),
-    "diff_m": ("diff", "weight"),
+    "diff_m": ("diff", "modulation"),  # of a block, in LightX2V's files
     "lora_B.bias": ("diff", "bias"),
     "diff_b": ("diff", "bias"),
 }
 _COMPONENTS = ("transformer.", "transformer_2.", "unet.")  # what keys begin with in files for several components
-#: What programs put before the names of weights: peft, ComfyUI, diffusers, kohya's trainers.
+#: What programs put before the names of weights: peft, ComfyUI, DiffSynth-Studio, diffusers, musubi-tuner, VideoX-Fun.
 _PREFIXES = (
-    "base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_model_",
-    "lora_unet_",
+    "base_model.model.", "model.diffusion_model.", "diffusion_model.", "pipe.dit.", "transformer.", "unet.",
+    "lora_unet_model_", "lora_unet__", "lora_unet_",
 )  # fmt: skip
+#: Weights that ComfyUI leaves alone where a LoRA has another shape, as of text to video for image to video.
+_SKIPPED = ("patch_embedding.weight", "patch_embedding.bias")
 
 
 @dataclass(kw_only=True)
@@ -55,6 +57,7 @@ class Lora:
     #: Keys that match no weight, and those that are dropped as in diffusers: whole differences of norms and the like.
     unmatched: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # of another shape
     num_keys: int = 0
 
     def read(self, name: str) -> dict[str, Tensor]:
@@ -81,11 +84,12 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
     component, tensors = file.component, open_safetensors(file.file, "LoRA")
     lora = Lora(file=file, tensors=tensors)
     keys = list(tensors.entries)
-    metadata = json.loads(tensors.metadata.get("lora_adapter_metadata", "{}"))
+    settings = _settings(file, tensors.metadata.get("lora_adapter_metadata", "{}"))
     if is_of_several := any(key.startswith(f"{component}.") for key in keys):
         keys = [key for key in keys if key.startswith(f"{component}.") or not key.startswith(_COMPONENTS)]
     lora.num_keys = len(keys)
-    flattened = {name.removesuffix(".weight").replace(".", "_"): name for name in shapes}
+    modules = {name.rpartition(".")[0] for name in shapes}
+    flattened = {module.replace(".", "_"): module for module in modules}
     for key in keys:
         name, kind = _weight_of(key.removeprefix(f"{component}.") if is_of_several else key, shapes, flattened, rename)
         if not kind:
@@ -108,18 +112,24 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
             f"{component}; give a LoRA of this model, or name the component that it is for."
         )
     others = [name for name, kinds in lora.parts.items() if not _fits(tensors, name, kinds, shapes[name], file)]
-    if unfit := [key for name in others for key in lora.parts[name].values()]:
+    if {*others} <= {*_SKIPPED} and len(others) < len(lora.parts):
+        lora.skipped += [key for name in others for key in lora.parts.pop(name).values()]
+    elif unfit := [key for name in others for key in lora.parts[name].values()]:
         num_matching = len(keys) - len(unfit) - len(lora.unmatched) - len(lora.dropped)
         raise InputError(
             f"The LoRA {file.file.name} is of another model: {num_matching} of its {len(keys)} keys match a weight of "
             f"the {component}, and {unfit[0]} has another shape; give a LoRA of this model."
         )
     for name, kinds in lora.parts.items():
-        lora.scales[name] = _scale(name.removesuffix(".weight").removesuffix(".bias"), metadata, component)
+        lora.scales[name] = _scale(file, name.removesuffix(".weight").removesuffix(".bias"), settings)
         lora.factors[name] = lora.scales[name]
         if "alpha" in kinds and "down" in kinds:
-            rank = tensors.entries[kinds["down"]].shape[0]
-            lora.factors[name] = float(tensor_of(tensors, kinds["alpha"])) / rank
+            rank, alpha = tensors.entries[kinds["down"]].shape[0], tensor_of(tensors, kinds["alpha"])
+            if alpha.numel() != 1 or not bool(alpha.isfinite().all()):
+                raise InputError(
+                    f"The LoRA {file.file.name} has {kinds['alpha']} that is not one number; fetch it again."
+                )
+            lora.factors[name] = float(alpha) / rank
     return lora
 
 
@@ -132,6 +142,8 @@ def _fits(tensors: SafetensorsFile, name: str, kinds: Mapping[str, str], shape: 
     if "down" not in kinds:
         return True
     down, up = (tensors.entries[kinds[kind]].shape for kind in ("down", "up"))
+    if 0 in (*down, *up) or min(len(down), len(up)) < 2:
+        raise InputError(f"The LoRA {file.file.name} has {kinds['down']} of shape {list(down)}; fetch it again.")
     return (up[0], math.prod(down[1:])) == (shape[0], math.prod(shape[1:]))
 
 
@@ -140,7 +152,7 @@ def _is_dropped(name: str, parts: Mapping[str, Collection[str]]) -> bool:
     if name.endswith(".bias"):
         is_alone = "down" not in parts.get(f"{name.removesuffix('bias')}weight", ())
         return "norm" in name or (is_alone and name.endswith(("time_proj.bias", "patch_embedding.bias")))
-    return "norm" in name or ("diff" in parts[name] and name != "proj_out.weight")
+    return "norm" in name or ("diff" in parts[name] and name.endswith(".weight") and name != "proj_out.weight")
 
 
 def _weight_of(
@@ -154,24 +166,41 @@ def _weight_of(
     module = key.removesuffix(f".{end}")
     for prefix in _PREFIXES:
         module = module.removeprefix(prefix)
-    candidates = (f"{module}.{parameter}", rename(f"{module}.{parameter}"), flattened.get(module))
+    originals = [f"{module}.{parameter}", *([module] if kind == "diff" else [])]
+    candidates = [*originals, *map(rename, originals), f"{flattened.get(module)}.{parameter}"]
     return next((name for name in candidates if name in names), None), kind
 
 
-def _scale(module: str, metadata: dict[str, Any], component: str) -> float:
-    """Return alpha / rank of a module by the configuration that peft writes; 1 without one."""
+def _settings(file: LoraFile, written: str) -> dict[str, Any]:
+    """Return the configuration that peft writes, of the component alone; raises InputError if it is none."""
+    try:
+        found = json.loads(written)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(
+            f"The LoRA {file.file.name} has a lora_adapter_metadata that is no JSON object; fetch it again."
+        )
     # In files of several components each setting has the component before it.
-    settings = {
-        name.removeprefix(f"{component}.").removeprefix("transformer."): value for name, value in metadata.items()
-    }
+    return {name.removeprefix(f"{file.component}.").removeprefix("transformer."): each for name, each in found.items()}
+
+
+def _scale(file: LoraFile, module: str, settings: Mapping[str, Any]) -> float:
+    """Return alpha / rank of a module by peft's configuration; 1 without one. Raises InputError for no numbers."""
     if "r" not in settings:
         return 1.0
     alpha, rank = settings.get("lora_alpha", settings["r"]), settings["r"]
-    for pattern, value in (settings.get("alpha_pattern") or {}).items():
-        alpha = value if module == pattern or module.endswith(f".{pattern}") else alpha
-    for pattern, value in (settings.get("rank_pattern") or {}).items():
-        rank = value if module == pattern or module.endswith(f".{pattern}") else rank
-    return float(alpha / (rank**0.5 if settings.get("use_rslora") else rank))
+    try:
+        for pattern, value in (settings.get("alpha_pattern") or {}).items():
+            alpha = value if module == pattern or module.endswith(f".{pattern}") else alpha
+        for pattern, value in (settings.get("rank_pattern") or {}).items():
+            rank = value if module == pattern or module.endswith(f".{pattern}") else rank
+        return float(alpha / (rank**0.5 if settings.get("use_rslora") else rank))
+    except (AttributeError, TypeError, ArithmeticError) as error:
+        raise InputError(
+            f"The LoRA {file.file.name} has r {str(rank)[:20]} and lora_alpha {str(alpha)[:20]} for {module} in its "
+            "lora_adapter_metadata, which is no scale; fetch it again."
+        ) from error
 
 
 def open_safetensors(path: Path, what: str) -> SafetensorsFile:
@@ -199,11 +228,13 @@ def tensor_of(file: SafetensorsFile, name: str) -> Tensor:
 def warnings_of(lora: Lora) -> Iterator[str]:
     """Yield sentences about keys of a LoRA that change nothing."""
     named = f"The LoRA {lora.file.file.name}"
-    num_used = lora.num_keys - len(lora.unmatched) - len(lora.dropped)
+    num_used = lora.num_keys - len(lora.unmatched) - len(lora.dropped) - len(lora.skipped)
     if lora.unmatched:
         yield (
             f"{named}: {num_used} of {lora.num_keys} keys match the {lora.file.component}; {len(lora.unmatched)} do "
             f"not, such as {lora.unmatched[0]}."
         )
+    if lora.skipped:
+        yield f"{named}: {lora.skipped[0]} has another shape than the {lora.file.component}'s and is left out."
     if lora.dropped:
         yield f"{named}: {len(lora.dropped)} differences are dropped, as in diffusers, such as {lora.dropped[0]}."

@@ -41,7 +41,15 @@ def of_kohya(module: str) -> str:
 
 
 def of_kohya_with_model(module: str) -> str:
-    return of_kohya(module).replace("lora_unet_", "lora_unet_model_")
+    return f"lora_unet_model_{original_ltx_name(f'{module}.').removesuffix('.').replace('.', '_')}"
+
+
+def of_videox(module: str) -> str:
+    return of_kohya(module).replace("lora_unet_", "lora_unet__")
+
+
+def of_diffsynth(module: str) -> str:
+    return f"pipe.dit.{original_module(module)}"
 
 
 def of_peft(module: str) -> str:
@@ -95,7 +103,13 @@ FORMATS = {
     "peft": Format(of=of_peft),
     "DiffSynth-Studio": Format(of=original_module, ends=("lora_A.default.weight", "lora_B.default.weight")),
     "ComfyUI for LTX-2": Format(of=of_comfyui, ends=LIGHTX2V, alpha=4.0),
-    "musubi-tuner for LTX-2": Format(of=of_kohya_with_model, ends=LIGHTX2V, alpha=4.0),
+    "musubi-tuner for LTX-2": Format(of=of_kohya_with_model, ends=LIGHTX2V, alpha=4.0, blocks=False),
+    "DiffSynth-Studio with its prefix": Format(
+        of=of_diffsynth, ends=("lora_A.default.weight", "lora_B.default.weight")
+    ),
+    "VideoX-Fun": Format(of=of_videox, ends=LIGHTX2V, alpha=4.0),
+    "musubi-tuner of all layers": Format(of=of_kohya, ends=LIGHTX2V, alpha=4.0, blocks=False),
+    "diffusers of all layers": Format(of=of_diffusers, blocks=False),
 }
 
 
@@ -108,8 +122,11 @@ FORMATS = {
             ("2.3", each, each)
             for each in ("diffusers", "ai-toolkit, diffusion-pipe, Lightricks", "the same of all layers")
         ),
-        *(("i2v-a14b", each, "diffusers") for each in ("peft", "DiffSynth-Studio")),
-        *(("2.3", each, "diffusers") for each in ("ComfyUI for LTX-2", "musubi-tuner for LTX-2")),
+        *(("i2v-a14b", each, "diffusers") for each in ("peft", "DiffSynth-Studio", "VideoX-Fun")),
+        ("i2v-a14b", "DiffSynth-Studio with its prefix", "diffusers"),
+        ("i2v-14b", "musubi-tuner of all layers", "the same of all layers"),
+        ("2.3", "ComfyUI for LTX-2", "diffusers"),
+        ("2.3", "musubi-tuner for LTX-2", "diffusers of all layers"),
     ],
 )
 def test_fused_weights_are_those_of_diffusers(

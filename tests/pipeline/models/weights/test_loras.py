@@ -108,6 +108,57 @@ def test_a_file_of_peft_itself(weights: dict[str, Tensor], tmp_path: Path) -> No
     assert list(warnings_of(lora)) == []
 
 
+@pytest.mark.parametrize("key", ["diff_m", "modulation.diff"])
+def test_the_modulation_of_lightx2v_is_added(weights: dict[str, Tensor], tmp_path: Path, key: str) -> None:
+    table = weights["blocks.1.scale_shift_table"]
+    save_file({f"diffusion_model.blocks.1.{key}": torch.full_like(table, 2.0)}, tmp_path / "lora.safetensors")
+    lora = opened(tmp_path / "lora.safetensors", weights, strength=0.5)
+    assert torch.equal(add(lora, "blocks.1.scale_shift_table", table), table + 1)
+    assert list(warnings_of(lora)) == []
+
+
+def test_a_patch_embedding_of_text_to_video_is_left_out_and_named(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    file, key = tmp_path / "lora.safetensors", "diffusion_model.patch_embedding.lora_"
+    save_lora(file, weights, "peft")
+    patch = {f"{key}down.weight": torch.ones(4, 16, 1, 2, 2), f"{key}up.weight": torch.ones(24, 4, 1, 1, 1)}
+    save_file(load_file(file) | patch, file)
+    lora = opened(file, weights)
+    assert "patch_embedding.weight" not in lora.parts
+    (warning,) = warnings_of(lora)
+    assert warning == (
+        f"The LoRA lora.safetensors: {key}down.weight has another shape than the transformer's and is left out."
+    )
+    save_file(patch, file)
+    with pytest.raises(InputError, match="is of another model: 0 of its 2 keys match"):
+        opened(file, weights)
+
+
+FACTORS = {"lora_A.weight": torch.ones(2, 24), "lora_B.weight": torch.ones(24, 2)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "says"),
+    [
+        ({"alpha": torch.ones(2)}, "{}", "attn1.to_q.alpha that is not one number"),
+        ({"alpha": torch.tensor(float("nan"))}, "{}", "attn1.to_q.alpha that is not one number"),
+        ({"lora_A.weight": torch.ones(0, 24), "lora_B.weight": torch.ones(24, 0)}, "{}", r"of shape \[0, 24\]"),
+        ({"lora_A.weight": torch.ones(24), "lora_B.weight": torch.ones(24)}, "{}", r"of shape \[24\]"),
+        ({}, "[]", "a lora_adapter_metadata that is no JSON object"),
+        ({}, "nothing", "a lora_adapter_metadata that is no JSON object"),
+        ({}, '{"transformer.r": 0}', "has r 0 and lora_alpha 0 for blocks.0.attn1.to_q in its"),
+        ({}, '{"r": "many"}', "which is no scale"),
+        ({}, '{"r": 2, "alpha_pattern": [1]}', "which is no scale"),
+    ],
+)
+def test_numbers_that_scale_nothing_are_refused(
+    weights: dict[str, Tensor], tmp_path: Path, changes: dict[str, Tensor], settings: str, says: str
+) -> None:
+    keys = {f"transformer.blocks.0.attn1.to_q.{end}": each for end, each in (FACTORS | changes).items()}
+    save_file(keys, tmp_path / "lora.safetensors", metadata={"lora_adapter_metadata": settings})
+    with pytest.raises(InputError, match=says):
+        opened(tmp_path / "lora.safetensors", weights)
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
