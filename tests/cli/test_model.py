@@ -143,6 +143,30 @@ def test_the_other_weights_and_another_revision(pull: Pull, hub: Hub, tmp_path: 
     resolve(name, on_gpus=False)
 
 
+def test_of_two_sets_of_parts_the_one_in_the_index_is_fetched(
+    tiny_model: Path, hub: Hub, pull: Pull, tmp_path: Path
+) -> None:
+    """As in Lightricks/LTX-2.5-Diffusers, which has a transformer in four and in eight parts, and connectors whole."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    stem = "unet/diffusion_pytorch_model"
+    weights = load_file(folder / UNET)
+    for total in (2, 4):
+        for number in range(1, total + 1):
+            names = sorted(weights)[number - 1 :: total]
+            save_file(
+                {name: weights[name] for name in names}, folder / f"{stem}-0000{number}-of-0000{total}.safetensors"
+            )
+    parts = [f"diffusion_pytorch_model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    shards = {name: parts[place % 2] for place, name in enumerate(sorted(weights))}
+    (folder / f"{stem}.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    hub.folder = folder
+    done = pull(NAME)
+    assert done.exit_code == 0, done.stderr
+    of_unet = {name for name in fetched(tmp_path) if name.startswith("unet/") and name.endswith(".safetensors")}
+    assert of_unet == {f"unet/{part}" for part in parts}
+    resolve(NAME, on_gpus=False)
+
+
 @pytest.mark.parametrize(
     ("refusal", "token", "words"),
     [

@@ -67,9 +67,15 @@ def pull(
         place = Path(client.hf_hub_download(repository, INDEX, revision=found.sha)).parent
         layout = family_of(place, name)[1]
         on_hub = {sibling.rfilename: int(sibling.size or 0) for sibling in found.siblings or []}
-        sizes = {
-            file: on_hub[file] for file in _choose(on_hub, variant, layout, read_json(place, INDEX, name), replaced)
-        }
+
+        def parts_in(index: str) -> set[str]:
+            """Fetch the index of a component's parts and return their names: others may lie beside them."""
+            client.hf_hub_download(repository, index, revision=found.sha)
+            parts = read_json(place, index, name).get("weight_map")
+            return {*parts.values()} if isinstance(parts, dict) else set()
+
+        chosen = _choose(on_hub, variant, layout, read_json(place, INDEX, name), replaced, parts_in)
+        sizes = {file: on_hub[file] for file in chosen}
         missing = [file for file in sizes if not _has_size(place / file, sizes[file])]
         needed, free = sum(sizes[file] for file in missing), shutil.disk_usage(place).free
         if free < needed:
@@ -99,7 +105,12 @@ def _has_size(file: Path, size: int) -> bool:
 
 
 def _choose(
-    names: Iterable[str], variant: str, layout: FolderLayout, index: dict[str, Any], replaced: Collection[str]
+    names: Iterable[str],
+    variant: str,
+    layout: FolderLayout,
+    index: dict[str, Any],
+    replaced: Collection[str],
+    parts_in: Callable[[str], set[str]],
 ) -> list[str]:
     chosen = [name for name in names if "/" not in name and (name == INDEX or name.upper().startswith("LICENSE"))]
     for component in layout.components:
@@ -108,10 +119,13 @@ def _choose(
         inside = [path.name for path in map(PurePosixPath, names) if str(path.parent) == component]
         weights = weight_files(inside) if component in layout.weighted and component not in replaced else []
         half = [name for name in weights if is_half(name)] if variant == "fp16" else []
+        weights = half or [name for name in weights if not is_half(name)]
+        if of_parts := next((name for name in weights if name.endswith(".json")), None):
+            parts = parts_in(f"{component}/{of_parts}")
+            weights = [of_parts, *(name for name in weights if name in parts)]
         # Besides configs, the vocabulary of a tokenizer.
         configs = [name for name in inside if name.endswith((".json", ".model", ".txt")) and ".safetensors" not in name]
-        files = configs + (half or [name for name in weights if not is_half(name)])
-        chosen += [f"{component}/{name}" for name in files]
+        chosen += [f"{component}/{name}" for name in configs + weights]
     return chosen
 
 
