@@ -52,8 +52,8 @@ def family_of(folder: Path, name: str) -> tuple[Family, FolderLayout]:
     for family in FAMILIES:
         if pipeline in family.layouts:
             return family, family.layouts[pipeline]
-    layouts = [layout for family in FAMILIES for layout in family.layouts.values()]
-    needed = " or ".join(f"{layout.pipeline} such as {layout.example}" for layout in layouts)
+    layouts = {layout.pipeline: layout for family in FAMILIES for layout in family.layouts.values()}
+    needed = " or ".join(f"{pipeline} such as {layout.example}" for pipeline, layout in layouts.items())
     raise InputError(f"The model {name} is a {pipeline}; svdq needs a {needed}.")
 
 

@@ -238,7 +238,10 @@ def test_the_files_of_a_model_file_are_checked_as_by_model_check(model: Path, tm
     assert (finding.level, finding.text) == ("ok", f"mine, from {model}; its files belong together")
     shutil.copy(model / "vae" / Path(UNET).name, tmp_path / "unet.safetensors")
     finding = next(check_model(str(mine)))
-    assert (finding.level, "give a file that has a whole unet of this model" in finding.text) == ("fail", True)
+    assert (finding.level, "has no weight of the unet of the model mine by a name that svdq knows" in finding.text) == (
+        "fail",
+        True,
+    )
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,8 @@ def _hidden(facts: Facts) -> int:
 FAMILY = Family(
     name="ltx",
     parameters=LtxParameters,
-    layouts={LAYOUT.pipeline: LAYOUT},
+    # What save_pretrained of diffusers' other pipelines names.
+    layouts=dict.fromkeys((LAYOUT.pipeline, "LTX2ImageToVideoPipeline", "LTX2ConditionPipeline"), LAYOUT),
     model="svdq.pipeline.models.ltx.model:LtxModel",
     tiny="svdq.pipeline.models.ltx.tiny:write_tiny_ltx",
     tiny_title="LTX-2.3 distilled",

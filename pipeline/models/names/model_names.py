@@ -149,9 +149,21 @@ def split_id(name: str) -> tuple[str, str | None]:
             "stabilityai/stable-video-diffusion-img2vid-xt."
         )
     repository, _, revision = name.partition("@")
-    if any(f"{repository}-Diffusers" in family.models for family in FAMILIES):
-        raise InputError(f"The model {name} has the authors' own files; give {repository}-Diffusers.")
+    if (converted := _converted(repository)) is not None:
+        raise InputError(f"The model {name} has the authors' own files; give {converted}.")
     return repository, revision or None
+
+
+def _converted(repository: str) -> str | None:
+    """Return the published repository with diffusers' files of a model whose authors' own one is given, if it is one.
+
+    Its name begins alike and ends in "Diffusers": Wan2.1-FLF2V-14B-720P-diffusers, LTX-2.3-Distilled-Diffusers.
+    """
+    owner, _, model = repository.partition("/")
+    published = [PurePosixPath(each) for family in FAMILIES for each in family.models]
+    own = f"{model}-".lower()
+    alike = [each for each in published if re.match(rf"{re.escape(own)}(.*-)?diffusers$", each.name.lower())]
+    return str(min(alike)) if owner in {each.parts[0] for each in published} and alike else None
 
 
 def resolve(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> ResolvedModel:

@@ -244,6 +244,11 @@ class ComponentLoader:
                 stored |= open_file(file, shapes, rename, names.raised_norms)
         else:
             stored = open_folder(self._files(component))
+        if component in self.model.weights and stored and not shapes.keys() & stored.keys():
+            raise InputError(
+                f"The file {self.model.weights[component]} has no weight of the {component} of the model {self.name} "
+                f"by a name that svdq knows, but {min(stored)}; give one with diffusers' names."
+            )
         self._check_complete(component, shapes.keys() - stored.keys())
         if component in self.model.weights and component in self.layout.denoisers:
             self._check_known(component, stored.keys() - shapes.keys(), {name.partition(".")[0] for name in shapes})

@@ -1,5 +1,6 @@
 """Files that people have: all components in one, parts as ComfyUI has them, Gemma in GGUF and fp8, and LoRAs."""
 
+import json
 import re
 import shutil
 from collections.abc import Collection
@@ -14,7 +15,7 @@ from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
 from svdq.pipeline.models.ltx.layout import FILE_NAMES
-from svdq.pipeline.models.names.model_names import resolve
+from svdq.pipeline.models.names.model_names import family_of_model, resolve
 from svdq.pipeline.models.needs import SizedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights.components import check_model_file
@@ -233,3 +234,13 @@ def test_keys_of_a_lora_for_the_text_projection_are_left_out_and_named(tiny_ltx,
     sentence, warning = check_model_file(model := resolve(str(tmp_path / "mine.toml")), layout_of(model))
     assert "changes 1 weights" in sentence
     assert "2 of 4 keys match the transformer; 2 do not, such as text_embedding_projection." in warning
+
+
+@pytest.mark.parametrize("pipeline", ["LTX2ImageToVideoPipeline", "LTX2ConditionPipeline"])
+def test_a_folder_that_another_pipeline_of_diffusers_has_saved(tiny_ltx, tmp_path, pipeline):
+    folder = shutil.copytree(tiny_ltx, tmp_path / "ltx")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": pipeline}))
+    ours, theirs = resolve(str(folder)), resolve(str(tiny_ltx))
+    assert (ours.family, ours.layout, ours.facts) == (theirs.family, theirs.layout, theirs.facts)
+    assert family_of_model(str(folder)) == "ltx"

@@ -60,6 +60,10 @@ def test_a_name_that_is_no_model(name):
         ("wan-Q4_K_M.gguf", "is the name of one weights file; write a model file"),
         ("Wan-AI/Wan2.2-I2V-A14B", "has the authors' own files; give Wan-AI/Wan2.2-I2V-A14B-Diffusers"),
         ("Wan-AI/Wan2.2-I2V-A14B@main", "has the authors' own files; give Wan-AI/Wan2.2-I2V-A14B-Diffusers"),
+        ("Wan-AI/Wan2.1-FLF2V-14B-720P", "authors' own files; give Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers"),
+        ("Lightricks/LTX-2.3", "has the authors' own files; give diffusers/LTX-2.3-Distilled-Diffusers"),
+        ("Lightricks/LTX-2.5", "has the authors' own files; give Lightricks/LTX-2.5-Diffusers"),
+        ("someone/LTX-2.3", "The model someone/LTX-2.3 is not on this machine"),
         (PRESETS["wan2.2-4step"], "model file 'wan2.2-4step' needs some of it; .* `svdq model pull wan2.2-4step`"),
     ],
 )

@@ -101,6 +101,19 @@ def test_weights_of_another_model_are_refused_by_their_sizes(tiny_wan: Path, tmp
         list(check_model_file(model, layout_of(model)))
 
 
+def test_a_unet_with_the_names_of_its_authors_is_refused_by_these(tiny_model: Path, tmp_path: Path) -> None:
+    """As svd_xt_1_1.safetensors, which is a whole checkpoint."""
+    names = ("model.diffusion_model.input_blocks.0.0.weight", "conditioner.embedders.0.open_clip.model.ln.weight")
+    save_file({name: torch.ones(1) for name in names}, tmp_path / "svd_xt_1_1.safetensors")
+    (tmp_path / "mine.toml").write_text(f'base = "{tiny_model}"\nweights.unet = "svd_xt_1_1.safetensors"\n')
+    model = resolve(str(tmp_path / "mine.toml"))
+    said = (
+        "has no weight of the unet of the model mine by a name that svdq knows, but conditioner.*; give one with diff"
+    )
+    with pytest.raises(InputError, match=said):
+        list(check_model_file(model, layout_of(model)))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_transformer_with_original_names_has_all_weights(tmp_path: Path, variant: Variant) -> None:
     write_tiny_wan(tmp_path / "wan", variant)
