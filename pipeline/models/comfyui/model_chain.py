@@ -30,7 +30,7 @@ _SPEED = (
     "multigpu",
 )
 _SPEED_ONLY = "concerns speed or memory only; see `svdq worker --attention`, `--compile` and `--offload`"
-UNREAD = re.compile(r"nvfp4|mxfp4|mxfp8|fp4|int4|int8|svdq")  # formats of weights, in names of files
+UNREAD = re.compile(r"mxfp4|w4a8|w4a16|awq|svdq")  # formats of weights, in names of files
 #: Nodes that leave work out, by a part of their names.
 _CACHES = ("teacache", "easycache", "magcache", "lazycache", "firstblockcache")
 
@@ -99,8 +99,8 @@ def _note_loading(graph: Graph, node: Node, file: str) -> None:
     if unread := UNREAD.search(file.lower()):
         graph.note(
             node,
-            f"loads {file}; svdq does not read weights in {unread[0]}: name the model's file in bf16, fp8 or GGUF in "
-            "`[weights]`",
+            f"loads {file}; svdq does not read weights in {unread[0]}: name the model's file in bf16, fp8, int8 or "
+            "GGUF in `[weights]`",
         )
     rounded = node.text("weight_dtype", "quantization") or ""
     if rounded.startswith("fp8") and "fp8" not in file.lower():

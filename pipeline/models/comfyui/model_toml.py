@@ -22,7 +22,7 @@ from svdq.pipeline.models.model_file import LORA_SUFFIXES, WEIGHTS_SUFFIXES, Mod
 #: Bits of a weight by a part of a file's name, in its order; of GGUF with the factors of its blocks.
 _BITS = (
     ("q8_0", 8.5), ("q6_k", 6.6), ("q5_", 5.6), ("q4_", 4.8), ("q3_", 3.9), ("q2_", 2.9),
-    ("fp8", 8), ("e4m3", 8), ("e5m2", 8), ("int8", 8), ("fp32", 32),
+    ("fp8", 8), ("e4m3", 8), ("e5m2", 8), ("int8", 8), ("fp4", 4.5), ("w4a4", 4), ("fp32", 32),
 )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def test_parts_in_files_of_other_loaders_are_taken_where_svdq_reads_them() -> No
     workflow["model"] = node("UNETLoader", unet_name="ltx-2.3-22b-distilled-bf16.safetensors")
     workflow["vae"] = node("VAELoader", vae_name="ltx23_video_vae.safetensors")
     workflow["sound"] = node("VAELoaderKJ", vae_name="ltx23_audio_vae.safetensors")
-    texts = {"clip_name1": "gemma_fp4.safetensors", "clip_name2": "ltx23_text_projection.safetensors"}
+    texts = {"clip_name1": "gemma_mxfp4.safetensors", "clip_name2": "ltx23_text_projection.safetensors"}
     workflow["clip"] = node("DualCLIPLoader", **texts)
     workflow["of_another"] = node("VAELoader", vae_name="taeltx2_3.safetensors")
     for name in ("i2v_0", "i2v_1", "upsampled", "frames"):
@@ -50,7 +50,7 @@ def test_parts_in_files_of_other_loaders_are_taken_where_svdq_reads_them() -> No
         "latent_upsampler": "ltx-2.3-spatial-upscaler-x2-1.1.safetensors",
     }
     assert found.notes == (
-        "DualCLIPLoader (clip) loads gemma_fp4.safetensors; svdq takes the text_encoder of the base.",
+        "DualCLIPLoader (clip) loads gemma_mxfp4.safetensors; svdq takes the text_encoder of the base.",
     )
 
 
@@ -90,7 +90,7 @@ def test_a_text_encoder_with_its_projection_is_both_components() -> None:
     [
         ("clip", node("LTXAVTextEncoderLoader", text_encoder="t5xxl.safetensors"), "text_encoder"),
         ("clip", node("CLIPLoader", clip_name="gemma-00001-of-00005.safetensors"), "text_encoder"),
-        ("sound", node("LTXVAudioVAELoader", ckpt_name="audio_int8.safetensors"), "audio_vae"),
+        ("sound", node("LTXVAudioVAELoader", ckpt_name="audio_svdq.safetensors"), "audio_vae"),
         ("upscaler", node("LatentUpscaleModelLoader", model_name="ltx-2.3-spatial-x1.5.safetensors"), "upsampler"),
     ],
 )
@@ -122,7 +122,12 @@ def test_the_template_of_ltx_2_3_is_read_whole() -> None:
     made = written(found)
     assert str(made.missing[0].path) == "ComfyUI/models/checkpoints/ltx-2.3-22b-dev-fp8.safetensors"
     assert made.missing[0].about == "23.1 GB"
-    assert [each.path.parent.name for each in made.missing] == ["checkpoints", "latent_upscale_models", "loras"]
+    assert [each.path.parent.name for each in made.missing] == [
+        "checkpoints",
+        "text_encoders",
+        "latent_upscale_models",
+        "loras",
+    ]
 
 
 def test_first_and_last_photo_of_a_template_with_a_fixed_size() -> None:
@@ -136,7 +141,9 @@ def test_first_and_last_photo_of_a_template_with_a_fixed_size() -> None:
 def test_the_size_of_a_selector_and_weights_in_int8() -> None:
     found = template("video_ltx2_5_i2v")
     assert found.source.size == (1280, 704)
-    assert "svdq does not read weights in int8" in found.notes[0]
+    assert "int8-convrot" in found.weights["transformer"]
+    assert "int8-convrot" in found.weights["text_encoder"]
+    assert not any("int8" in note for note in found.notes)
 
 
 @pytest.mark.slow

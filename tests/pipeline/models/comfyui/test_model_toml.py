@@ -54,14 +54,14 @@ def test_of_files_of_one_name_the_longest_tail_counts(tmp_path: Path) -> None:
 
 def test_what_is_not_read_is_said_and_not_to_be_fetched(tmp_path: Path) -> None:
     api = two_experts()
-    api["clip"]["inputs"]["clip_name"] = "umt5_nvfp4.safetensors"
-    api["unet_high"]["inputs"]["unet_name"] = "wan2.2_high_nvfp4.safetensors"
+    api["clip"]["inputs"]["clip_name"] = "umt5_mxfp4.safetensors"
+    api["unet_high"]["inputs"]["unet_name"] = "wan2.2_high_mxfp4.safetensors"
     api["lora_low"]["inputs"]["lora_name"] = "style.pt"
     api["photo"]["inputs"]["image"] = "cat.png [input]"
     made = written(read(api), find_folders(tmp_path, tmp_path / "w.json"))
     missing = [each.path.name for each in made.missing]
     assert missing == ["wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors", "wan_2.1_vae.safetensors", "high.safetensors"]
-    for name in ("umt5_nvfp4", "wan2.2_high_nvfp4", "style.pt"):
+    for name in ("umt5_mxfp4", "wan2.2_high_mxfp4", "style.pt"):
         assert any(name in note for note in made.notes)
     assert "text_encoder" not in tomllib.loads(made.toml)["weights"]
     assert made.submit[1] == "cat.png"

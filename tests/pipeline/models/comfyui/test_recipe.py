@@ -375,10 +375,10 @@ def test_nodes_in_place_of_wan_image_to_video_and_a_view_of_sigmas() -> None:
 
 
 def test_weights_in_formats_that_svdq_does_not_read_are_named() -> None:
-    found = read(changed("unet_low", unet_name="wan2.2_i2v_low_noise_14B_nvfp4.safetensors"))
+    found = read(changed("unet_low", unet_name="wan2.2_i2v_low_noise_14B_mxfp4.safetensors"))
     assert found.notes == (
-        "UNETLoader (unet_low) loads wan2.2_i2v_low_noise_14B_nvfp4.safetensors; svdq does not read weights in nvfp4: "
-        "name the model's file in bf16, fp8 or GGUF in `[weights]`.",
+        "UNETLoader (unet_low) loads wan2.2_i2v_low_noise_14B_mxfp4.safetensors; svdq does not read weights in mxfp4: "
+        "name the model's file in bf16, fp8, int8 or GGUF in `[weights]`.",
     )
 
 

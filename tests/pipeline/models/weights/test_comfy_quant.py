@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from svdq.pipeline.models.weights.formats import open_file
 from svdq.pipeline.models.weights.made_weights import MadeWeight
 from tests.pipeline import ranks
 from tests.pipeline.models.comfy_files import KINDS, quantized, save_quantized
+from tests.pipeline.models.comfyui.workflows import template, written
 from tests.pipeline.models.ltx.test_files import assert_same
 from tests.pipeline.models.ltx.test_files import original as original_ltx_name
+from tests.pipeline.models.ltx.test_files import stored as stored_ltx
 from tests.pipeline.models.wan_files import original_name, original_t5_name
 from tests.pipeline.rendering import denoise, diffusers_frames
 
@@ -219,6 +222,37 @@ def test_the_frames_and_sound_of_ltx(tiny_ltx: Path, tmp_path: Path, image) -> N
     kept = save_quantized(tmp_path / "a.safetensors", load_file(file), "int8 ConvRot in 16s", original_ltx_name)
     save_file(kept, tmp_path / "made" / "transformer" / file.name)
     assert_same(str(write_model_file(tmp_path, tiny_ltx, transformer="a.safetensors")), tmp_path / "made", image)
+
+
+@pytest.mark.slow
+def test_the_files_of_a_workflow_of_comfyui_are_read(folder_of, tmp_path: Path) -> None:
+    """LTX-2.5's template names int8 files of the transformer and of Gemma, each with a part of the connectors."""
+    toml = written(template("video_ltx2_5_i2v")).toml
+    given = tomllib.loads(toml)["weights"]
+    folder, projection = folder_of("2.5"), "text_embedding_projection."
+    connectors = stored_ltx(folder, "connectors")
+    others = {
+        "transformer": {name: each for name, each in connectors.items() if not name.startswith(projection)},
+        "text_encoder": {name: each for name, each in connectors.items() if name.startswith(projection)},
+    }
+    for component, is_quantized in (("transformer", lambda name: "blocks." in name), ("text_encoder", is_of_gemma)):
+        file = tmp_path / given[component]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        weights = load_file(next((folder / component).glob("*.safetensors")))
+        prefix = "model.diffusion_model." if component == "transformer" else ""
+        rename = partial(original_ltx_name, component=component)
+        save_quantized(file, weights, "int8 ConvRot in 16s", rename, prefix=prefix, is_quantized=is_quantized)
+        save_file(load_file(file) | others[component], file)
+    for component, parts in (("audio_vae", ("audio_vae", "vocoder")), ("latent_upsampler", ("latent_upsampler",))):
+        (tmp_path / given[component]).parent.mkdir(parents=True, exist_ok=True)
+        weights = {name: each for part in parts for name, each in stored_ltx(folder, part).items()}
+        save_file(weights, tmp_path / given[component])
+    (tmp_path / "mine.toml").write_text(toml.replace("Lightricks/LTX-2.5-Diffusers", str(folder)))
+    model = resolve(str(tmp_path / "mine.toml"))
+    checked = [each.partition(":")[0] for each in check_model_file(model, layout_of(model))]
+    assert checked == ["audio_vae", "connectors", "latent_upsampler", "text_encoder", "transformer", "vocoder"]
+    numbers, whole = (SizedModel.of(each, "float32").num_weights for each in (model, resolve(str(folder))))
+    assert all(numbers[each] == whole[each] for each in ("transformer", "text_encoder", "audio_vae"))
 
 
 @pytest.mark.long
