@@ -8,6 +8,7 @@ from operator import not_
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.config import JsonDict
 
 from svdq.pipeline.errors import InputError
 
@@ -21,14 +22,22 @@ MAX_FRAMES = 1024
 MAX_LORAS = 16  # of a video
 MAX_PROMPT = 5000  # characters; text encoders read 512 or 1024 tokens, some 2,000 or 4,000 characters of English
 
+# The title of a field is its label in the form of the page; without one, that is its name. A field with MAIN is shown
+# first there. With SPEEDUP it may be a text such as 1.5x, for the value of `Family.threshold_for`.
+MAIN: JsonDict = {"main": True}
+SPEEDUP: JsonDict = {"speedup": True}
+
 # Fields that all families have, with the same limits.
 #: None means the model's default, filled in when a worker takes the job.
 Frames = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Number of frames")]
 Steps = Annotated[int, Field(ge=1, le=1000, description="Denoising steps")]  # diffusers: num_inference_steps
 #: Of the file and, where the model has it, of its conditioning.
-Fps = Annotated[int, Field(ge=1, le=MAX_FPS, description="Frames a second")]
+Fps = Annotated[int, Field(ge=1, le=MAX_FPS, title="Frames a second", description="Frames a second")]
 #: None means as many as fit into memory. Changes pixels, so it is recorded.
-ChunkSize = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Frames decoded at a time")]
+ChunkSize = Annotated[
+    int | None,
+    Field(ge=1, le=MAX_FRAMES, title="Frames decoded at a time", description="Frames decoded at a time"),
+]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of the noise")]
 
 
@@ -44,7 +53,9 @@ def _printable(prompt: str | None) -> str | None:
 Prompt = Annotated[str, Field(max_length=MAX_PROMPT), AfterValidator(_printable)]
 Loop = Annotated[bool, Field(exclude_if=not_, description="End the video on its first frame, so that it loops")]
 #: Names the photo that is the last frame; what it names is up to the caller. None: there is none.
-LastImage = Annotated[str | None, Field(exclude_if=not_, description="Photo that is the last frame")]
+LastImage = Annotated[
+    str | None, Field(exclude_if=not_, title="Last frame", description="Photo that is the last frame")
+]
 
 #: The experts that a LoRA may be for, of models with two: for the noisy steps, and for the others.
 Expert = Literal["high", "low"]
@@ -128,6 +139,7 @@ class VideoParameters(BaseModel):
         max_length=MAX_LORAS,
         strict=False,
         exclude_if=not_,
+        title="LoRA",
         description="LoRA of the workers' folder SVDQ_LORAS, with its strength; of two experts high=A,low=B:0.8",
     )
     upscale: str = Field(

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from svdq.pipeline.models.families import PARAMETERS, class_for
 from svdq.pipeline.models.model_file import SUFFIX
-from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, LoraChoice, VideoParameters
+from svdq.pipeline.video_parameters import MAIN, MAX_FPS, Fit, Format, LoraChoice, VideoParameters
 
 MAX_NAME_BYTES = 255  # of a file or a folder, on every usual file system
 MAX_FOLDER_LENGTH = 1000  # in characters
@@ -35,8 +35,13 @@ class Job(VideoParameters):
     image: str  # storage key: inputs/<sha256>.<ext>, or the last frame of the link before
     #: Stem of the original file's name, which names the outputs.
     name: str = Field(min_length=1, max_length=200)
-    formats: Annotated[tuple[Format, ...], Field(min_length=1, strict=False, description="File to write")] = ("mp4",)
-    fit: Fit = Field(default="crop", description="How a photo of another aspect ratio is fitted")
+    formats: Annotated[
+        tuple[Format, ...],
+        Field(min_length=1, strict=False, title="File type", description="File to write", json_schema_extra=MAIN),
+    ] = ("mp4",)
+    fit: Fit = Field(
+        default="crop", title="Photos of another shape", description="How a photo of another aspect ratio is fitted"
+    )
     #: Folder below outputs/ for its files, such as `holiday/day 1`; "" is outputs/ itself.
     folder: str = Field(default="", max_length=MAX_FOLDER_LENGTH)
     # Left out of the JSON unless they are given, because the ids of earlier jobs were made without them.
@@ -45,10 +50,13 @@ class Job(VideoParameters):
         ge=2,
         le=MAX_FPS,
         exclude_if=lambda value: value is None,
+        title="Smooth motion",
         description="Frames a second of the files, by frames interpolated between the model's; for 81 frames at "
         "832x480 some 10 s of a core",
     )
-    boomerang: bool = Field(default=False, exclude_if=not_, description="Play the video forward and back")
+    boomerang: bool = Field(
+        default=False, exclude_if=not_, title="Forward and back", description="Play the video forward and back"
+    )
     #: The last part of its name; None for any model of the family.
     model: str | None = Field(
         default=None,

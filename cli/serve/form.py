@@ -12,39 +12,13 @@ from svdq.pipeline.models.names.model_names import family_of_model, has_weights
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.submitting.draft import Draft, read_draft, read_then
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import rules_of
+from svdq.producer.submitting.parameters import FIELD_OF, rules_of
 from svdq.producer.text import parse_future
 
-#: Words for a photographer; other parameters show their name without underscores.
-LABELS: Mapping[str, str] = {
-    "negative_prompt": "What to avoid",
-    "guidance_scale": "Guidance",
-    "guidance_scale_2": "Guidance, later steps",
-    "audio_guidance_scale": "Guidance of the sound",
-    "stg_scale": "Spatio-temporal guidance",
-    "modality_scale": "Guidance by each other",
-    "flow_shift": "Noise shift",
-    "loop": "Loop",
-    "step_cache": "Skip steps",
-    "last_image": "Last frame",
-    "fps": "Frames a second",
-    "motion_bucket_id": "Motion",
-    "noise_aug_strength": "Noise",
-    "min_guidance_scale": "Guidance, first frame",
-    "max_guidance_scale": "Guidance, last frame",
-    "shape": "Shape and size",
-    "interpolate": "Smooth motion",
-    "upscale": "Upscale",
-    "boomerang": "Forward and back",
-    "decode_chunk_size": "Frames decoded at a time",
-    "formats": "File type",
-    "fit": "Photos of another shape",
-    "loras": "LoRA",
-}
 #: Shown in empty fields.
 PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off", "upscale": "off", "loras": "none"}
-#: Shown first; the others are below "More settings".
-MAIN = ("prompt", "shape", "width", "height", "frames", "motion_bucket_id", "formats")
+#: Shown first, with the fields that say so themselves; the others are below "More settings".
+FIRST = ("prompt", "shape", "width", "height", "frames")
 NUM_PLAIN_WORDS = 3  # descriptions of at most this many words say no more than the label
 #: Fields besides the parameters of a video.
 OWN_FIELDS = ("variations", "priority", "folder", "at", "then", "keep_location")
@@ -65,11 +39,7 @@ class FormField:
     high: str = ""
     step: str = "any"
     choices: tuple[tuple[str, str], ...] = ()  # values, each with its words
-
-    @property
-    def is_main(self) -> bool:
-        """Whether it is shown at first."""
-        return self.name in MAIN
+    is_main: bool = False  # whether it is shown at first
 
 
 def fields(family: str, defaults: Mapping[str, Any], loras: Collection[str] = ()) -> list[FormField]:
@@ -99,8 +69,11 @@ def fields(family: str, defaults: Mapping[str, Any], loras: Collection[str] = ()
     shapes = (*job.sizes, ("other", "other…"))
     size = "{width}x{height}".format_map(defaults) if {"width", "height"} <= defaults.keys() else "auto"
     shapes = shapes if size in dict(shapes) else ((size, size), *shapes)
-    found.append(FormField(name="shape", label=label_of("shape"), kind="shape", default=size, choices=shapes))
-    return sorted(found, key=lambda field: MAIN.index(field.name) if field.is_main else len(MAIN))
+    label = "Shape and size"
+    found.append(FormField(name="shape", label=label, kind="shape", default=size, choices=shapes, is_main=True))
+    return sorted(
+        found, key=lambda field: FIRST.index(field.name) if field.name in FIRST else len(FIRST) + (not field.is_main)
+    )
 
 
 def families(running: Mapping[str, str | None], configured: str) -> list[str]:
@@ -113,8 +86,9 @@ def families(running: Mapping[str, str | None], configured: str) -> list[str]:
 
 
 def label_of(name: str) -> str:
-    """Return the words for a parameter."""
-    return LABELS.get(name) or name.replace("_", " ").capitalize()
+    """Return the words for a parameter: the title of its field, else its name without underscores."""
+    title = FIELD_OF[name].title if name in FIELD_OF else None
+    return title or name.replace("_", " ").capitalize()
 
 
 def _field(name: str, rules: Mapping[str, Any], job: type[Job]) -> FormField:
@@ -125,7 +99,7 @@ def _field(name: str, rules: Mapping[str, Any], job: type[Job]) -> FormField:
     match rules["type"]:
         case "integer":
             kind, step = "number", str(job.frame_step if name == "frames" else rules.get("multipleOf", 1))
-        case "number" if name == "step_cache":  # which may be 1.5x
+        case "number" if rules.get("speedup"):  # which may be 1.5x
             low = high = None
         case "number":
             kind = "number"
@@ -146,6 +120,7 @@ def _field(name: str, rules: Mapping[str, Any], job: type[Job]) -> FormField:
         low="" if low is None else f"{low:g}",
         high="" if high is None or high > 1e12 else f"{high:g}",
         step=step,
+        is_main=name in FIRST or bool(rules.get("main")),
         choices=tuple((choice, choice) for choice in choices),
     )
 

@@ -1,8 +1,8 @@
 """The preview model: no diffusion model, but real noise, real steps and a clean moving picture at the end.
 
 Its latents are pixels in [-1, 1], rearranged 8x8 to 192 channels (space to depth). Its denoiser has the exact answer, a
-slow camera move over the photo, to which Euler's steps with Stable Video Diffusion's sigmas converge, as they would
-with a perfect model. It needs neither weights nor diffusers, whose import would double a rank's start.
+slow camera move over the photo, to which Euler's steps with Karras's sigmas converge, as they would with a perfect
+model. It needs neither weights nor diffusers, whose import would double a rank's start.
 """
 
 import math
@@ -23,7 +23,7 @@ from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
 
 BLOCK = 8  # side of the square of pixels that becomes the channels of one latent position, as the VAE's 8x downsampling
-SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 700.0, 7.0  # of Stable Video Diffusion's Karras schedule
+SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 700.0, 7.0  # of Karras's schedule
 _LARGEST_ZOOM = 0.35  # the zoom of the camera move at the end, for very large motion buckets
 
 
@@ -140,7 +140,7 @@ def sigmas(steps: int) -> list[float]:
     """Compute the noise levels before each step and, last, after all of them: zero.
 
     Karras et al., Elucidating the Design Space of Diffusion-Based Generative Models, equation (5); to float32, the same
-    numbers as EulerDiscreteScheduler with Stable Video Diffusion's settings.
+    numbers as EulerDiscreteScheduler with `use_karras_sigmas`.
     """
     ramp = np.linspace(0, 1, steps)
     largest, smallest = SIGMA_MAX ** (1 / RHO), SIGMA_MIN ** (1 / RHO)

@@ -22,7 +22,7 @@ from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS
 from svdq.pipeline.video_parameters import VideoParameters
 
-DEFAULT_FRAMES = 14  # of Stable Video Diffusion without -xt
+DEFAULT_FRAMES = 14
 NOTICE = "simulated (no pictures: its compute is a sleep)"
 _MODULUS = 2039  # integers up to 2048 are exact in float16, and so is arithmetic modulo this prime
 _PR_SET_TIMERSLACK = 29  # from <linux/prctl.h>; in nanoseconds

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, get_args
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.known_model import KnownModel
-from svdq.pipeline.video_parameters import LoraChoice
+from svdq.pipeline.video_parameters import SPEEDUP, LoraChoice
 from svdq.producer.job import JOBS, NAMING, VIDEO_FIELDS
 from svdq.producer.submitting.parameters import FIELD_OF, FIELDS, MAX_VIDEOS, as_flag, as_key, shorten
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
 _LORAS = re.compile(r"\s*[;\n]\s*")  # what separates LoRAs in a text
-_SPEEDUP = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)[xX]")  # a step_cache that is chosen by what it saves
+_SPEEDUP = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)[xX]")  # stands for the value that makes a video so many times as fast
 _NO_FRACTION = re.compile(r"(?<=\d)\.0+$")  # the end of a whole number as pandas and spreadsheets write it: 14.0
 
 
@@ -208,7 +208,7 @@ def _read(name: str, text: str, called: str) -> dict[str, Any]:
         return {"formats": tuple(dict.fromkeys(text.replace(",", " ").split()))}
     if name in ("lora", "loras"):
         return {"loras": _read_loras(text, called)}
-    if name == "step_cache" and (speedup := _SPEEDUP.fullmatch(text)):
+    if name in FIELD_OF and FIELD_OF[name].json_schema_extra == SPEEDUP and (speedup := _SPEEDUP.fullmatch(text)):
         return {name: f"{speedup[1]}x"}
     shown, types = shorten(text), _types(name)
     if bool in types:

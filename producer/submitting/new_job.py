@@ -18,7 +18,7 @@ from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.parameters import SEED_BITS, as_flag, shorten
 from svdq.producer.submitting.photos import nearest_side, nearest_size
 
-_AUTO_MULTIPLE = 32  # of sides that are chosen: Wan 2.2 TI2V-5B needs 32
+_AUTO_MULTIPLE = 32  # of sides that are chosen: all models can make such sizes
 
 
 def known_for(model: KnownModel | None, family: str) -> KnownModel:

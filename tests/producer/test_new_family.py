@@ -122,8 +122,13 @@ def test_a_family_passes_every_front_and_any_number_of_ranks(
     by_flags = submitted("one")
     (tmp_path / "list.csv").write_text(f"photo,family,sparkle,seed\n{photo},toy,4,7\n")
     by_list = json.loads(svdq("batch --json", tmp_path / "list.csv"))["id"]
-    field = re.search(r'<input type="number" id="toy-sparkle"[^>]*>', server.get("/").body.decode())
+    page = server.get("/").body.decode()
+    field = re.search(r'<input type="number" id="toy-sparkle"[^>]*>', page)
     assert field is not None
+    # Shown first, by its own label, as the sound is not.
+    first, _, more = page.partition('id="toy-sparkle"')
+    assert ">Glitter</label>" in first
+    assert 'id="toy-sound"' in more[more.index("<summary>More settings</summary>") :]
     assert 'min="0" max="9"' in field[0]
     form = multipart(photo.read_bytes(), photo.name, family="toy", sparkle=5)
     [upload] = server.ask("POST", "/page/photos", form, {**server.bearer, "Content-Type": TYPE}).json["jobs"]

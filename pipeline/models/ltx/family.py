@@ -74,15 +74,19 @@ class LtxParameters(PromptedParameters):
     height: Side = None  # type: ignore[assignment]
     fps: Fps | None = None  # type: ignore[assignment]
     prompt: Prompt = Field(default="", description="What happens in the video")
-    negative_prompt: Prompt | None = Field(default=None, description="What to avoid")
+    negative_prompt: Prompt | None = Field(default=None, title="What to avoid", description="What to avoid")
     stages: int | None = Field(
         default=None, ge=1, le=2, description="Stages of denoising: in two, the first is at half the size"
     )
     #: Guidance is off if this and `audio_guidance_scale` are 1 or less.
-    guidance_scale: _Scale = Field(default=None, description="Guidance by the prompt")
-    audio_guidance_scale: _Scale = Field(default=None, description="Guidance of the sound by the prompt")
-    stg_scale: _Scale = Field(default=None, description="Spatio-temporal guidance")
-    modality_scale: _Scale = Field(default=None, description="Guidance of video and sound by each other")
+    guidance_scale: _Scale = Field(default=None, title="Guidance", description="Guidance by the prompt")
+    audio_guidance_scale: _Scale = Field(
+        default=None, title="Guidance of the sound", description="Guidance of the sound by the prompt"
+    )
+    stg_scale: _Scale = Field(default=None, title="Spatio-temporal guidance", description="Spatio-temporal guidance")
+    modality_scale: _Scale = Field(
+        default=None, title="Guidance by each other", description="Guidance of video and sound by each other"
+    )
     guidance_rescale: float | None = Field(
         default=None, ge=0.0, le=1.0, description="How much guidance is rescaled against overexposure"
     )

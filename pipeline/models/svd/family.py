@@ -10,7 +10,7 @@ from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedMo
 from svdq.pipeline.models.weights.model_folder import read_json
 from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
-from svdq.pipeline.video_parameters import ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
+from svdq.pipeline.video_parameters import MAIN, ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
 
 SIZE_MULTIPLE = 64  # 8 for the VAE times 8 for the UNet's three halvings
 
@@ -37,13 +37,24 @@ class SvdParameters(VideoParameters):
     height: Side = 576
     fps: Fps = 7
     motion_bucket_id: int = Field(
-        default=127, ge=0, le=1023, description="Amount of motion; the model was trained with 1 to 255"
+        default=127,
+        ge=0,
+        le=1023,
+        title="Motion",
+        description="Amount of motion; the model was trained with 1 to 255",
+        json_schema_extra=MAIN,
     )
     #: Standard deviation of the noise added to the photo before it is encoded.
-    noise_aug_strength: float = Field(default=0.02, ge=0.0, le=10.0, description="Noise added to the photo")
-    min_guidance_scale: float = Field(default=1.0, ge=0.0, le=100.0, description="Guidance of the first frame")
+    noise_aug_strength: float = Field(
+        default=0.02, ge=0.0, le=10.0, title="Noise", description="Noise added to the photo"
+    )
+    min_guidance_scale: float = Field(
+        default=1.0, ge=0.0, le=100.0, title="Guidance, first frame", description="Guidance of the first frame"
+    )
     #: Guidance is off if it is 1 or less.
-    max_guidance_scale: float = Field(default=3.0, ge=0.0, le=100.0, description="Guidance of the last frame")
+    max_guidance_scale: float = Field(
+        default=3.0, ge=0.0, le=100.0, title="Guidance, last frame", description="Guidance of the last frame"
+    )
     decode_chunk_size: ChunkSize = None
     seed: Seed
 

@@ -29,6 +29,7 @@ from svdq.pipeline.models.wan.step_cache import Curve, find_curve, use_step_cach
 from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import (
+    SPEEDUP,
     ChunkSize,
     Fps,
     Frames,
@@ -72,16 +73,28 @@ class WanParameters(PromptedParameters):
     height: Side = None  # type: ignore[assignment]
     fps: Fps | None = None  # type: ignore[assignment]
     prompt: Prompt = Field(default="", description="What happens in the video")
-    negative_prompt: Prompt | None = Field(default=None, description="What to avoid")  # None: the model's own
+    negative_prompt: Prompt | None = Field(
+        default=None, title="What to avoid", description="What to avoid"
+    )  # None: the model's own
     #: Guidance is off if it is 1 or less.
     guidance_scale: float | None = Field(
-        default=None, ge=0.0, le=100.0, description="Guidance by the prompt; with two experts, in the noisy steps"
+        default=None,
+        ge=0.0,
+        le=100.0,
+        title="Guidance",
+        description="Guidance by the prompt; with two experts, in the noisy steps",
     )
     guidance_scale_2: float | None = Field(
-        default=None, ge=0.0, le=100.0, description="Guidance in the steps of the second expert"
+        default=None,
+        ge=0.0,
+        le=100.0,
+        title="Guidance, later steps",
+        description="Guidance in the steps of the second expert",
     )
     #: Moves steps to higher noise.
-    flow_shift: float | None = Field(default=None, ge=0.01, le=100.0, description="Shift of the noise levels")
+    flow_shift: float | None = Field(
+        default=None, ge=0.01, le=100.0, title="Noise shift", description="Shift of the noise levels"
+    )
     #: The VAE decodes frame by frame. A number below `frames` decodes in tiles, which changes pixels.
     decode_chunk_size: ChunkSize = None
     seed: Seed
@@ -94,6 +107,8 @@ class WanParameters(PromptedParameters):
         ge=0.0,
         le=1.0,
         exclude_if=not_,
+        title="Skip steps",
+        json_schema_extra=SPEEDUP,
         description="Skip steps that change little, up to this estimated error, such as 0.06; 0: none",
     )
 

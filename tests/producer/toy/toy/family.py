@@ -10,7 +10,7 @@ from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedMo
 from svdq.pipeline.models.weights.model_folder import read_json
 from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
-from svdq.pipeline.video_parameters import ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
+from svdq.pipeline.video_parameters import MAIN, ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
 
 BLOCK = 8  # pixels of a latent's side
 COARSE, FINE, CODEC = "coarse", "fine", "codec"  # two experts, and what encodes and decodes
@@ -32,7 +32,9 @@ class ToyParameters(VideoParameters):
     width: Side = 64
     height: Side = 64
     fps: Fps = 8
-    sparkle: int = Field(default=0, ge=0, le=9, description="Sparkle of every frame")
+    sparkle: int = Field(
+        default=0, ge=0, le=9, title="Glitter", description="Sparkle of every frame", json_schema_extra=MAIN
+    )
     sound: bool = Field(default=True, exclude_if=bool, description="Write the hum that the model makes with the video")
     decode_chunk_size: ChunkSize = None
     seed: Seed
