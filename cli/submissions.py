@@ -133,14 +133,7 @@ def submit_and_print(
 def _how_to_go_on(specs: Sequence[JobSpec], made: Sequence[Submission]) -> str:
     """Say how many jobs are queued at least, since answers may have been lost, and how to queue the rest."""
     queued = f"Of {count(sum(spec.num_jobs for spec in specs), 'job')}, at least {len(made):,} are queued;"
-    if not any(spec.force for spec in specs):
-        return f"{queued} the same command queues the rest."
-    if not made:
-        return f"{queued} with --force the same command queues all again: cancel first what `svdq list` shows of them."
-    return (
-        f"{queued} with --force the same command queues all again: submit the photos after {made[-1].photo!r}, or "
-        "cancel first what `svdq list` shows of them."
-    )
+    return f"{queued} the same command queues the rest."
 
 
 def _print_surprises(made: Sequence[Submission], *, dry_run: bool) -> None:

@@ -22,6 +22,8 @@ POPPED: Final = "svdq:popped"
 CANCELED: Final = "svdq:canceled"  # set of ids of jobs that are to stop although a group has them
 #: Sorted set of ids of stopped jobs, which RQ keeps among the failed ones, by the second of Redis' clock of expiry.
 STOPPED: Final = "svdq:stopped"
+#: String with the key suffix of the digest of a submission with --force: the part of its ids that makes them new.
+FORCED: Final = "svdq:forced:"
 STORAGES: Final = "svdq:storages"  # set: the storages that photos of jobs were stored in, as shown
 #: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
 CRASHES: Final = "svdq:crashes"

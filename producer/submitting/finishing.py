@@ -1,7 +1,6 @@
 """Submits jobs that upscale finished videos, without denoising them again."""
 
 import contextlib
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -30,7 +29,7 @@ from svdq.producer.submitting.job_spec import ANY_DAY, JobSpec
 from svdq.producer.submitting.model_choice import render_again
 from svdq.producer.submitting.new_job import valid_job
 from svdq.producer.submitting.sources import PhotoRequest
-from svdq.producer.submitting.submission import claim_storage
+from svdq.producer.submitting.submission import claim_storage, forced_once
 
 
 def finish_requests(
@@ -77,7 +76,7 @@ def submit_finishing(
 ) -> Iterator[Submission]:
     """Enqueue a job for each finished video, and yield it; all are checked before. Otherwise as `submit_all`."""
     observer, storage = observer or Observer(), storage or Storage.open_for_command(settings.storage)
-    with session(settings, connection) as connection:
+    with session(settings, connection) as connection, forced_once(connection, requests, dry_run) as requests:
         entries: dict[str, Entry] = {}
         copies: dict[str, str] = {}  # the job whose video each upscales
         for index, request in enumerate(requests, 1):
@@ -126,10 +125,9 @@ def _entry(
         for number, day in ((0, ANY_DAY), (index, None))
     )
     given_name = of_id.name if spec.name is not None else ""
-    nonce = secrets.token_hex(8) if spec.force else ""
     return Entry(
         job=of_files,
-        job_id=of_id.digest(seed_was_drawn=False, given_name=given_name, nonce=nonce),
+        job_id=of_id.digest(seed_was_drawn=False, given_name=given_name, nonce=spec.nonce),
         priority=spec.priority,
         at=spec.at,
         notes=_notes(connection, storage, made, result),

@@ -59,6 +59,11 @@ class JobSpec:
     notice: str = ""  # a sentence for who asked, about what could not be kept; "" for none
 
     @property
+    def nonce(self) -> str:
+        """What is part of the ids besides the video."""
+        return self.request_key or (secrets.token_hex(8) if self.force else "")
+
+    @property
     def num_jobs(self) -> int:
         """Number of jobs for one photo."""
         return self.variations * len(self.drafts) * self.num_links
@@ -218,7 +223,7 @@ class JobSpec:
             seed_was_drawn=drawn,
             given_name="" if self.name is None else render_name(self.name, values),
             variation=variation if drawn else 0,
-            nonce=secrets.token_hex(8) if self.force else self.request_key,
+            nonce=self.nonce,
         )
         if drawn:
             job = job.model_copy(update={"seed": seed_of(job_id)})

@@ -1,6 +1,8 @@
 """Submits photos: checks all of them, then stores them, then enqueues their jobs."""
 
 import contextlib
+import hashlib
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -129,7 +131,31 @@ def submit_all(
         models = current_models(connection, settings)
         for note in _notes_on_models(settings, connection, models, specs_of(requests)):
             observer.note(note)
-        yield from submit_checked(connection, storage, models, checked, observer)
+        with forced_once(connection, checked) as new:
+            yield from submit_checked(connection, storage, models, new, observer)
+
+
+@contextlib.contextmanager
+def forced_once(
+    connection: redis.Redis, requests: Sequence[PhotoRequest], dry_run: bool = False
+) -> Iterator[Sequence[PhotoRequest]]:
+    """Yield requests for new jobs, where they are forced: those of the same submission, if that was cut off."""
+    specs = {id(spec): spec for spec in specs_of(requests)}
+    if dry_run or not any(spec.force for spec in specs.values()):
+        yield requests
+        return
+    # How the jobs are queued, and what workers run, may be different now.
+    same = {each: repr(replace(spec, at=None, model=None, priority="")) for each, spec in specs.items()}
+    digest = hashlib.sha256()
+    for each in requests:
+        which = each.photo.key if each.photo else each.result.job_id if each.result else ""
+        digest.update(f"{which} {same[id(each.spec)]}".encode())
+    key = f"{keys.FORCED}{digest.hexdigest()}"
+    connection.set(key, secrets.token_hex(8), nx=True, ex=keys.DAY_S)
+    nonce = str(connection.get(key), "ascii")  # type: ignore[arg-type]
+    new = {each: replace(spec, request_key=nonce) for each, spec in specs.items()}
+    yield [replace(each, spec=new[id(each.spec)]) for each in requests]
+    connection.delete(key)
 
 
 def submit_checked(

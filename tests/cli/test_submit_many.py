@@ -162,6 +162,7 @@ def test_a_submission_that_was_killed_can_be_repeated(svdq: Cli, connection: red
         assert job["seed"] == recorded.seed
 
 
+@pytest.mark.parametrize("options", [(), ("--force",)])
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
@@ -170,9 +171,11 @@ def test_a_submission_that_was_killed_can_be_repeated(svdq: Cli, connection: red
     ],
 )
 def test_a_submission_that_is_cut_says_that_it_can_be_repeated(
-    svdq: Cli, connection: redis.Redis, folder: Path, monkeypatch, error: BaseException, code: int, says: str
+    svdq: Cli, connection: redis.Redis, folder: Path, monkeypatch, error: BaseException, code: int, says: str, options
 ) -> None:
-    calls = []
+    command, calls = ("submit", folder, "--recursive", "--family", "svd", *options), list[int]()
+    num_new = 22 if options else 0  # each time, once it is queued
+    assert not options or svdq(*command).returncode == 0
 
     def enqueue(connection: redis.Redis, entries: Sequence[Entry]) -> list[Submission]:
         calls.append(len(entries))
@@ -182,12 +185,12 @@ def test_a_submission_that_is_cut_says_that_it_can_be_repeated(
 
     monkeypatch.setattr(submission, "CHUNK", 5)
     monkeypatch.setattr(submission, "enqueue_many", enqueue)
-    cut = svdq("submit", folder, "--recursive", "--family", "svd")
+    cut = svdq(*command)
     assert (cut.returncode, says in cut.stderr) == (code, True)
     monkeypatch.setattr(submission, "enqueue_many", enqueue_many)
-    done = svdq("submit", folder, "--recursive", "--family", "svd")
-    assert "New jobs: 12; existing jobs: 10." in done.stdout
-    assert len(queued(connection)) == 22
+    assert "New jobs: 12; existing jobs: 10." in svdq(*command).stdout
+    assert len(queued(connection)) == num_new + 22
+    assert f"New jobs: {num_new}; existing jobs: {22 - num_new}." in svdq(*command).stdout
 
 
 def test_all_photos_are_submitted_though_nobody_reads_the_output(connection: redis.Redis, photo: Path) -> None:
