@@ -157,7 +157,7 @@ def split_id(name: str) -> tuple[str, str | None]:
 def _converted(repository: str) -> str | None:
     """Return the published repository with diffusers' files of a model whose authors' own one is given, if it is one.
 
-    Its name begins alike and ends in "Diffusers": Wan2.1-FLF2V-14B-720P-diffusers, LTX-2.3-Distilled-Diffusers.
+    Its name begins alike, goes on with a dash, and ends in "Diffusers" or "diffusers".
     """
     owner, _, model = repository.partition("/")
     published = [PurePosixPath(each) for family in FAMILIES for each in family.models]
