@@ -146,24 +146,15 @@ class CostModel:
     def measured(self) -> list[ShapeCosts]:
         """Return the costs of the last shapes whose costs are all measured, in the order of their first measurement."""
         whole = [shape for shape in list(self._measured) if self.is_measured(shape)]
-        return [
-            ShapeCosts(
-                **self.estimate(shape).model_dump(),
-                frames=shape.frames,
-                width=shape.width,
-                height=shape.height,
-                guided=shape.guided,
-            )
-            for shape in whole[-MAX_SHAPES:]
-        ]
+        return [ShapeCosts(**self.estimate(shape).model_dump(), **shape._asdict()) for shape in whole[-MAX_SHAPES:]]
 
     def upscales(self) -> list[UpscaleCosts]:
         """Return what was measured of upscaling the last shapes."""
-        found = []
-        for shape, measured in list(self._measured.items()):
-            if times := [seconds for _, seconds in tuple(measured.others_s["upscale"])]:
-                size = {"frames": shape.frames, "width": shape.width, "height": shape.height}
-                found.append(UpscaleCosts(**size, seconds=_lower_quartile(times)))
+        found = [
+            UpscaleCosts(**shape._asdict(), seconds=_lower_quartile([seconds for _, seconds in times]))
+            for shape, measured in list(self._measured.items())
+            if (times := tuple(measured.others_s["upscale"]))
+        ]
         return found[-MAX_SHAPES:]
 
     def estimate(self, shape: Shape) -> Costs:

@@ -86,14 +86,14 @@ def estimate_jobs(
 
     @cache
     def by(model: str) -> _Takers:
-        return _Takers(_running(model, groups), costs, pauses, no_group, sample, rests)
+        return _Takers(_running(model, groups), costs, pauses, no_group, sample)
 
     for job_id, view in queued.items():
         taken = by(_model_of(view.parameters))
         if reason := _what_lacks(view.parameters, groups):
             found[job_id] = Estimate(reason=reason)
         else:
-            eta_s = taken.end_s(num_ahead[job_id], view.parameters)
+            eta_s = taken.end_s(num_ahead[job_id], view.parameters, rests)
             found[job_id] = Estimate(
                 num_ahead=num_ahead[job_id], eta_s=eta_s, reason=taken.why_none if eta_s is None else ""
             )
@@ -128,21 +128,18 @@ def estimate_all(
     if reason or not waiting.num_jobs:
         eta_s = max([_written_s(len(in_flight), groups), *(end.eta_s or 0.0 for end in ends)])
         return Estimate(eta_s=None if reason else eta_s, reason=reason)
-    takers, why_none = _groups_that_take(groups, pauses, no_group)
-    able = [costs[group.name] for group in takers]
-    interval_s = _mean_interval_s(waiting.sample, able)
-    alone_s = _alone_s(waiting.sample[-1], able) if waiting.sample else None
-    if interval_s is None:
-        return Estimate(reason=_what_is_unmeasured(waiting.sample, able) if able else why_none)
+    takers = _Takers(groups, costs, pauses, no_group, waiting.sample)
+    if takers.interval_s is None:
+        return Estimate(reason=takers.why_none)
     # All ranks work until the end, but the last video takes as long as it does alone (docs/internals/capacity.md).
-    num_ranks = sum(len(group.ranks) for group in takers)
     in_rounds = {job_id for group in groups if group.intake for job_id in group.intake.places}
-    write_s = fmean(group.write_s for group in takers)
+    write_s = fmean(group.write_s for group in takers.groups)
     begun_s = sum(max(0.0, (end.eta_s or 0.0) - write_s) for job_id, end in found.items() if job_id not in in_rounds)
-    begun_s = (begun_s + sum(map(_rest_s, groups))) / num_ranks
+    begun_s = (begun_s + sum(map(_rest_s, groups))) / takers.num_ranks
     # Where writers are slower than ranks, they also have to write what is in flight.
-    written_s = _written_s(len(found) + waiting.num_jobs, takers)
-    total_s = max(begun_s + waiting.num_jobs * interval_s, written_s) + write_s
+    written_s = _written_s(len(found) + waiting.num_jobs, takers.groups)
+    total_s = max(begun_s + waiting.num_jobs * takers.interval_s, written_s) + write_s
+    alone_s = takers.alone_s(waiting.sample[-1]) if waiting.sample else None
     return Estimate(eta_s=max(total_s, alone_s or 0.0, waiting.end_s, *(end.eta_s or 0.0 for end in ends)))
 
 
@@ -180,7 +177,7 @@ def _groups_that_take(
 
 
 class _Takers:
-    """The groups that may take a job, and how soon they make what waits before it."""
+    """The groups that may take jobs, and how soon they make what waits."""
 
     def __init__(
         self,
@@ -189,33 +186,38 @@ class _Takers:
         pauses: Sequence[str],
         no_group: str,
         sample: Sequence[Parameters],
-        rests: Sequence[tuple[str, float]],
     ) -> None:
-        """Look at groups that run the model of the job; `rests` are the seconds that jobs in flight need, by group."""
-        takers, self.why_none = _groups_that_take(groups, pauses, no_group)
-        self._costs = [costs[group.name] for group in takers]
-        self._interval_s = _mean_interval_s(sample, self._costs)
-        rounds = [group.intake for group in takers if group.intake and group.intake.round_size]
+        """Look at groups that run the model of the jobs, of which `sample` waits."""
+        self.groups, self.why_none = _groups_that_take(groups, pauses, no_group)
+        self._costs = [costs[group.name] for group in self.groups]
+        self.num_ranks = sum(len(group.ranks) for group in self.groups)
+        #: Mean seconds between two finished videos; None if too few costs are known.
+        self.interval_s = _mean_interval_s(sample, self._costs)
+        if self._costs and self.interval_s is None:
+            self.why_none = _what_is_unmeasured(sample, self._costs)
+        rounds = [group.intake for group in self.groups if group.intake and group.intake.round_size]
         self._at_once = max((intake.round_size for intake in rounds), default=0)
-        self._round_s = min((_rest_s(group) for group in takers), default=0.0)
-        names = {group.name for group in takers}
-        num_ranks = sum(len(group.ranks) for group in takers)
-        self._begun_s = sum(rest_s for name, rest_s in rests if name in names) / max(1, num_ranks)
+        self._round_s = min(map(_rest_s, self.groups), default=0.0)
 
     def alone_s(self, parameters: Parameters) -> float | None:
         """Return the seconds that a video takes alone; None if they are not known."""
         return _alone_s(parameters, self._costs)
 
-    def end_s(self, num_before: int, parameters: Parameters) -> float | None:
-        """Return the seconds until a video is done before which others wait; None if they are not known."""
+    def end_s(self, num_before: int, parameters: Parameters, rests: Sequence[tuple[str, float]]) -> float | None:
+        """Return the seconds until a video is done before which others wait; None if they are not known.
+
+        `rests` are the seconds that jobs in flight need, by group.
+        """
         own_s = self.alone_s(parameters)
-        if own_s is None or self._interval_s is None:
+        if own_s is None or self.interval_s is None:
             return None
         if self._at_once:  # the jobs of a round end together
             num_rounds = num_before // self._at_once + 1
-            return self._round_s + (num_rounds * self._at_once - 1) * self._interval_s + own_s
+            return self._round_s + (num_rounds * self._at_once - 1) * self.interval_s + own_s
         # max(W, N W/K), with the jobs in flight.
-        return max(own_s, self._begun_s + (num_before + 1) * self._interval_s)
+        names = {group.name for group in self.groups}
+        begun_s = sum(rest_s for name, rest_s in rests if name in names) / self.num_ranks
+        return max(own_s, begun_s + (num_before + 1) * self.interval_s)
 
 
 def _costs_by_group(groups: Sequence[GroupStatus]) -> dict[str, GroupCosts]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, class_for
@@ -38,15 +37,6 @@ def known_of(rank: RankStatus, family_name: str) -> KnownModel | None:
     return KnownModel(name=rank.model, family=family, facts=facts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Video:
-    """The units of a video that a group makes."""
-
-    shape: Shape
-    step_costs: tuple[float, ...]  # () if it is denoised already
-    is_finished: bool
-
-
 class GroupCosts:
     """The costs of videos on one group."""
 
@@ -63,24 +53,21 @@ class GroupCosts:
 
     def _costs_of(self, parameters: Parameters) -> VideoCosts | None:
         intake = self.group.intake
-        if intake is None or (video := self._video(parameters)) is None:
+        if intake is None or (found := self._units(parameters)) is None:
             return None
-        upscale_s = _upscale_s(video.shape, intake.upscales) if video.shape.upscale else 0.0
-        if upscale_s is None:
-            return None
-        costs = _nearest(video.shape, intake.costs)
-        if video.is_finished:
+        shape, steps = found
+        upscale_s = _upscale_s(shape, intake.upscales) if shape.upscale else 0.0
+        costs = _nearest(shape, intake.costs)
+        if parameters.get("finishes"):  # it is denoised already
             decode_s = costs.decode_s if costs is not None and intake.keeps_latents else 0.0
-            costs = Costs(step_s=(1.0,) * len(self.group.ranks), decode_s=decode_s)
-        if costs is None:
+            steps, costs = (), Costs(step_s=(1.0,) * len(self.group.ranks), decode_s=decode_s)
+        if costs is None or upscale_s is None:
             return None
-        return VideoCosts(
-            steps=len(video.step_costs),
-            step_costs=video.step_costs,
-            costs=costs.model_copy(update={"decode_s": costs.decode_s + upscale_s}),
-        )
+        costs = costs.model_copy(update={"decode_s": costs.decode_s + upscale_s})
+        return VideoCosts(steps=len(steps), step_costs=steps, costs=costs)
 
-    def _video(self, parameters: Parameters) -> _Video | None:
+    def _units(self, parameters: Parameters) -> tuple[Shape, tuple[float, ...]] | None:
+        """Return the shape of a video that the group can make, and the relative costs of its steps."""
         try:
             cls = class_for(parameters, PARAMETERS)
             given = {name: parameters[name] for name in cls.model_fields if name in parameters}
@@ -89,9 +76,7 @@ class GroupCosts:
                 return None
             # Anyone may have written the facts, too: what they fill in has the same limits.
             completed: VideoParameters = cls.model_validate(known.complete(cls.model_validate(given)).model_dump())
-            is_finished = bool(parameters.get("finishes"))
-            costs = () if is_finished else tuple(known.unit_costs(completed).steps)
-            return _Video(shape=Shape.of(completed), step_costs=costs, is_finished=is_finished)
+            return Shape.of(completed), tuple(known.unit_costs(completed).steps)
         except Exception:  # noqa: BLE001 - hostile facts raise any type; InputError: the group cannot make it
             return None
 

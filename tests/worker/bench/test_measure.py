@@ -95,9 +95,14 @@ def test_skipped_steps_cost_nothing(svdq) -> None:
 
 @pytest.mark.slow
 def test_steps_may_cost_differently(svdq) -> None:
-    options = ["--encode-ms", "9", "--decode-ms", "16", "--frames", "2", "--size", "64x64"]
-    printed = svdq("bench", "--ranks", "2", "--step-ms", "4*8,20*3", *options, "--burst", "3", "--json")
-    assert json.loads(printed.stdout)["bursts"][-1]["bound_s"] == pytest.approx(1.5 * (8 * 4 + 3 * 20 + 9 + 16) / 1000)
+    """As in two stages of LTX-2, of which `svdq plan` expects the same: 11 equal steps would take half as long."""
+    options = ["--encode-ms", "2", "--decode-ms", "4", "--frames", "2", "--size", "64x64"]
+    printed = svdq("bench", "--ranks", "2", "--step-ms", "1*8,4.14*3", *options, "--burst", "3", "--json")
+    bound_s = json.loads(printed.stdout)["bursts"][-1]["bound_s"]
+    assert bound_s == pytest.approx(1.5 * (8 * 1 + 3 * 4.14 + 2 + 4) / 1000)
+    ltx = ("--model", "diffusers/LTX-2.3-Distilled-Diffusers", "--gpus", "2x80", "--step-ms", "1000")
+    planned = svdq("plan", *ltx, "--videos", "3", "--json")
+    assert json.loads(planned.stdout)["ways"][0]["time_s"] == pytest.approx(1000 * bound_s, rel=0.02)
 
 
 @pytest.mark.slow
