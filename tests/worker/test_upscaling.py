@@ -1,7 +1,6 @@
 """Real groups with an upscaler: the bits of the model on any number of ranks, kills, chains, and groups without one."""
 
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,17 @@ from tests.upscaling import by_spandrel
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_frames_are_those_of_the_model(site, upscaler_file: Path, upscaler: dict[str, str], ranks: int) -> None:
+def test_frames_are_those_of_the_model_and_chains_hand_on_what_is_not_upscaled(
+    site, upscaler_file: Path, upscaler: dict[str, str]
+) -> None:
     values = {"seed": 5, "frames": 3, "formats": ("png", "mp4")}
     plain, *jobs = (site.submit(**values, upscale=upscale) for upscale in (None, "2", "128x96"))
-    assert site.start(ranks, "--burst", wait=False, **upscaler).end() == 0, site.groups[-1].text
+    flags = ("--family", "svd", "--frames", "3", "--steps", "2", "--size", "64x64", "--seed", "1", "--then", "")
+    upscaled_links, plain_links = (
+        [json.loads(line)["id"] for line in site.run("svdq", "submit", site.photo, *flags, *more).stdout.splitlines()]
+        for more in (("--json", "--upscale", "2"), ("--json",))
+    )
+    assert site.start(3, "--burst", wait=False, **upscaler).end() == 0, site.groups[-1].text
     expected = by_spandrel(upscaler_file, site.frames(plain))
     np.testing.assert_array_equal(site.frames(jobs[0]), expected)
     for frame, image in zip(site.frames(jobs[1]), map(Image.fromarray, expected), strict=True):
@@ -35,40 +40,28 @@ def test_frames_are_those_of_the_model(site, upscaler_file: Path, upscaler: dict
     assert sidecar["seconds"]["upscale"] > 0
     assert not {"upscaled", "shown"} & without.keys()
     assert "upscale" not in without["job"].keys() | without["seconds"].keys()
+    last = [Path(site.settings.storage) / "inputs" / f"{job_id}.png" for job_id in (*upscaled_links, *plain_links)]
+    assert last[0].read_bytes() == last[2].read_bytes()
+    assert last[1].read_bytes() == last[3].read_bytes()
+    for job_id, number in zip(upscaled_links, (3, 5), strict=True):
+        assert read_frames(Path(site.view(job_id).outputs[0])).shape == (number, 128, 128, 3)
 
 
 @pytest.mark.long
 def test_a_kill_in_the_upscaling_loses_no_video(site, upscaler_file: Path, upscaler: dict[str, str], until) -> None:
     values = {"width": 256, "height": 256, "frames": 2, "steps": 4, "formats": ("png",)}
-    jobs = [site.submit(**values, seed=number, upscale="2") for number in range(20)]
-    plain = [site.submit(**values, seed=number) for number in range(20)]
+    jobs = [site.submit(**values, seed=number, upscale="2") for number in range(8)]
+    plain = [site.submit(**values, seed=number) for number in range(8)]
     group = site.start(2, **upscaler)
-    for _ in range(2):
-        # The last step is done, and there is no file: of two frames, the preview decodes both at once.
-        at_work = until(lambda: [each for each in jobs if site.view(each).step == 4 and not site.view(each).ended])
-        group.kill_all()
-        assert not site.view(at_work[0]).ended
-        group = site.start(2, **upscaler)
-    assert [view.status for view in site.wait([*jobs, *plain])] == ["finished"] * 40
-    group.send_signal(signal.SIGTERM)
-    assert group.end() == 0
+    # The last step is done, and there is no file: of two frames, the preview decodes both at once.
+    at_work = until(lambda: [each for each in jobs if site.view(each).step == 4 and not site.view(each).ended])
+    group.kill_all()
+    assert not site.view(at_work[0]).ended
+    assert site.start(2, "--burst", wait=False, **upscaler).end() == 0, site.groups[-1].text
+    assert site.states([*jobs, *plain]) == ["finished"] * 16
     for upscaled, job_id in zip(jobs, plain, strict=True):
         np.testing.assert_array_equal(site.frames(upscaled), by_spandrel(upscaler_file, site.frames(job_id)))
-    assert len(site.sidecars()) == 40
-
-
-def test_a_chain_upscales_what_is_shown_and_not_what_is_handed_on(site, upscaler: dict[str, str]) -> None:
-    flags = ("--family", "svd", "--frames", "3", "--steps", "2", "--size", "64x64", "--seed", "1", "--then", "")
-    upscaled, plain = (
-        [json.loads(line)["id"] for line in site.run("svdq", "submit", site.photo, *flags, *more).stdout.splitlines()]
-        for more in (("--json", "--upscale", "2"), ("--json",))
-    )
-    assert site.start(1, "--burst", wait=False, **upscaler).end() == 0, site.groups[-1].text
-    last = [Path(site.settings.storage) / "inputs" / f"{job_id}.png" for job_id in (*upscaled, *plain)]
-    assert last[0].read_bytes() == last[2].read_bytes()
-    assert last[1].read_bytes() == last[3].read_bytes()
-    for job_id, number in zip(upscaled, (3, 5), strict=True):
-        assert read_frames(Path(site.view(job_id).outputs[0])).shape == (number, 128, 128, 3)
+    assert len(site.sidecars()) == 16
 
 
 def test_a_group_without_an_upscaler_says_what_to_do(site) -> None:
