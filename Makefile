@@ -47,7 +47,7 @@ check:
 	@$(MAKE) --no-print-directory -j2 lint unit-tests
 
 unit-tests: $(VENV)/installed-dev
-	$(PYTEST) -n 3 -m 'not slow and not long and not nightly' $(UNIT_TESTS)
+	$(PYTEST) -n 2 -m 'not slow and not long and not nightly' $(UNIT_TESTS)
 
 test:
 	@$(MAKE) --no-print-directory -j2 lint tests

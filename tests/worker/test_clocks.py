@@ -59,7 +59,7 @@ print(held.execution.composite_key)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shift_s", [3600 * 24 * 365, -3600 * 24 * 365])
+@pytest.mark.parametrize("shift_s", [3600 * 24 * 365, pytest.param(-3600 * 24 * 365, marks=pytest.mark.long)])
 def test_a_host_with_a_wrong_clock_takes_and_queues_nothing_early(
     settings: Settings, connection: redis.Redis, worker: GroupWorker, shift_s: float
 ) -> None:

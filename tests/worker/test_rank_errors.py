@@ -64,7 +64,7 @@ def test_what_can_never_work_is_not_restarted_for_ever(site, how: str, said: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_worker_that_starts_is_stopped_in_seconds(site, number: signal.Signals, until) -> None:
     (site.folder / "sitecustomize.py").write_text(NEVER_START)
     group = site.start(2, wait=False, HOW="hang", PYTHONPATH=str(site.folder))

@@ -24,11 +24,6 @@ from tests.waiting import PATIENCE_S, wait_until
 QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "--samples", "40"]
 
 
-def test_bench_prints_json_in_place_of_the_table(svdq) -> None:
-    printed = svdq("bench", "--ranks", "2", *QUICK, "--json")
-    assert json.loads(printed.stdout)["runs"][0]["ranks"] == 2
-
-
 @pytest.mark.slow
 def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
     # Modules of the current folder are not imported.
@@ -93,7 +88,7 @@ def test_skipped_steps_cost_nothing(svdq) -> None:
     assert json.loads(printed.stdout)["bursts"][-1]["bound_s"] == pytest.approx(1.5 * 23 * 0.005)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_steps_may_cost_differently(svdq) -> None:
     """As in two stages of LTX-2, of which `svdq plan` expects the same: 11 equal steps would take half as long."""
     options = ["--encode-ms", "2", "--decode-ms", "4", "--frames", "2", "--size", "64x64"]

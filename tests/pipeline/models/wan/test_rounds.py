@@ -51,7 +51,7 @@ def loaded(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.fixture(scope="module")
 def videos(tiny_wan):
     facts = FAMILY.read_facts(tiny_wan, "tiny")
-    return [FAMILY.complete(video.model_copy(update={"seed": n}), facts) for n, video in enumerate(VIDEOS * 3)]
+    return [FAMILY.complete(video.model_copy(update={"seed": n}), facts) for n, video in enumerate(VIDEOS * 2)]
 
 
 @pytest.fixture(scope="module")
