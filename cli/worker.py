@@ -30,10 +30,11 @@ from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.worker.cards import Cards
+from svdq.worker.config import RankConfig, rank_options
 from svdq.worker.fit import faster_in_rounds
 from svdq.worker.launcher.gpus import visible_gpus
 from svdq.worker.outages import check_storage
-from svdq.worker.run_folder import RankConfig, check_home, rank_options
+from svdq.worker.run_folder import check_home
 
 if TYPE_CHECKING:
     from svdq.worker.launcher.launcher import LaunchOptions  # needs packages of the extra `worker`

@@ -34,9 +34,10 @@ from svdq.pipeline.errors import SvdqError, reason_of
 from svdq.pipeline.imports import plain_imports
 from svdq.producer.text import printable
 from svdq.worker import run_folder
+from svdq.worker.config import RankConfig, RunConfig, rank_options, read_config
 from svdq.worker.health.rank_log import JobLogHandler, start_logging
 from svdq.worker.launcher.gpus import visible_gpus
-from svdq.worker.run_folder import RankConfig, RunConfig, check_home, rank_options
+from svdq.worker.run_folder import check_home
 
 logger = logging.getLogger("svdq.worker")
 
@@ -56,7 +57,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
     exit_code = 0
     try:
         # `svdq worker` has resolved everything, and left it in the run folder.
-        run_config = None if run_dir is None else run_folder.read_config(run_dir)
+        run_config = None if run_dir is None else read_config(run_dir)
         config = RankConfig(**options) if run_config is None else run_config.rank
         log_format = config.log_format
         log = start_logging(log_format, int(os.environ.get("RANK", "0")), config.group)

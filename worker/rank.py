@@ -24,6 +24,7 @@ from svdq.producer.text import count
 from svdq.worker import run_folder
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
+from svdq.worker.config import free_host_bytes
 from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
@@ -34,7 +35,6 @@ from svdq.worker.intake.source import Intake
 from svdq.worker.outages import LEASE_TIMEOUT_S, NUM_LEASE_RETRIES, ConnectionHealth, connect, wait_for
 from svdq.worker.output.writer import ResultWriter, is_held
 from svdq.worker.queue.crashes import MAX_WRITERS, CrashMarker, read_suspects
-from svdq.worker.run_folder import free_host_bytes
 from svdq.worker.startup import (
     COMPILE_S,
     FINISHING,

@@ -19,11 +19,18 @@ from svdq.pipeline.models.weights.model_folder import DTYPES
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.storage.storage import Storage
-from svdq.worker import run_folder
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import CheckpointStore, Codec
+from svdq.worker.config import (
+    RankConfig,
+    RunConfig,
+    check_ranks,
+    private_environment,
+    rank_options,
+    read_config,
+    write_config,
+)
 from svdq.worker.intake.memory_plan import RankInfo
-from svdq.worker.run_folder import RankConfig, RunConfig, check_ranks, rank_options
 from svdq.worker.startup import check_alike, prepare_compiling
 
 
@@ -60,21 +67,21 @@ def test_a_rank_reads_the_configuration_that_the_launcher_wrote(
     run_config = RunConfig(
         rank=rank, settings=load_settings(stall_s=7, memory_limit="2GB"), model=resolve(str(tiny_wan))
     )
-    run_folder.write_config(folder, run_config)
+    write_config(folder, run_config)
     # Whatever is changed meanwhile.
     monkeypatch.setenv("SVDQ_STALL_S", "8")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "svdq.toml").write_text("nonsense")
-    assert run_folder.read_config(folder) == run_config
+    assert read_config(folder) == run_config
     [path] = folder.iterdir()
     path.write_text(path.read_text().replace('"burst"', '"blast"'))
     with pytest.raises(ValidationError, match="blast"):
-        run_folder.read_config(folder)
+        read_config(folder)
 
 
 def test_ranks_are_told_no_secrets_that_they_do_not_need(tmp_path: Path, home: Path) -> None:
     settings = load_settings(serve_token="s3cret-s3cret-s3cret", notify="json://s3cret")
-    run_folder.write_config(tmp_path, RunConfig(rank=RankConfig(), settings=settings, model=resolve("preview")))
+    write_config(tmp_path, RunConfig(rank=RankConfig(), settings=settings, model=resolve("preview")))
     assert "s3cret" not in (tmp_path / "config.json").read_text()
 
 
@@ -83,11 +90,11 @@ def test_passwords_reach_ranks_by_their_environment_alone(
 ) -> None:
     settings = load_settings(redis_url="redis://:s3cret@127.0.0.1:1/0", storage="memory://user:s3cret@host/videos")
     run_config = RunConfig(rank=RankConfig(), settings=settings, model=resolve("preview"))
-    run_folder.write_config(tmp_path, run_config)
+    write_config(tmp_path, run_config)
     assert "s3cret" not in (tmp_path / "config.json").read_text()
-    for name, text in run_folder.environment(settings).items():
+    for name, text in private_environment(settings).items():
         monkeypatch.setenv(name, text)
-    assert run_folder.read_config(tmp_path) == run_config
+    assert read_config(tmp_path) == run_config
 
 
 def test_hosts_that_were_told_different_things_are_one_sentence() -> None:

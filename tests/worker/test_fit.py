@@ -13,9 +13,9 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.producer.text import duration
 from svdq.worker.cards import Cards
+from svdq.worker.config import RankConfig
 from svdq.worker.fit import NUM_VIDEOS, know, to_fetch, ways
 from svdq.worker.launcher.launcher import LaunchOptions
-from svdq.worker.run_folder import RankConfig
 
 ROOT = Path(__file__).parents[2]
 FOUR_STEPS = str(ROOT / "pipeline/models/presets/wan2.2-4step.toml")

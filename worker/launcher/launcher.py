@@ -30,10 +30,10 @@ from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.text import count, parse_future
 from svdq.worker import run_folder
+from svdq.worker.config import RankConfig, RunConfig, check_ranks, free_host_bytes
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.torchrun import GroupProcess
 from svdq.worker.outages import connect
-from svdq.worker.run_folder import RankConfig, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
     for shape in options.rank.warmup:
         parameters_of(model).of_shape(shape)
     ranks = options.ranks or default_ranks(len(gpus), options.groups)
-    run_folder.check_ranks(options.rank, model, ranks, on_gpus=bool(gpus))
+    check_ranks(options.rank, model, ranks, on_gpus=bool(gpus))
     config = options.rank.model_copy(
         update={
             # Listed GPUs are used, or the ranks say why they cannot be.
@@ -89,7 +89,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
             "ranks_per_gpu": ranks_per_gpu(len(gpus), ranks * options.groups),
             "host_memory": options.rank.host_memory
             if options.rank.host_memory is not None
-            else run_folder.free_host_bytes() // options.groups,
+            else free_host_bytes() // options.groups,
         }
     )
     groups: list[GroupProcess] = []

@@ -22,8 +22,8 @@ from svdq.producer.keys import DAY_S
 from svdq.producer.processes import PARENT_PID, die_with_parent
 from svdq.producer.text import count
 from svdq.worker import run_folder
+from svdq.worker.config import RunConfig, private_environment, write_config
 from svdq.worker.launcher.gpus import GPUS_BY_BUS, probe, title
-from svdq.worker.run_folder import RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def environment(config: RunConfig, *, on_gpus: bool) -> dict[str, str]:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             # Without it torchrun opens a TCP port at all addresses, which these ranks do not use.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            **run_folder.environment(config.settings),
+            **private_environment(config.settings),
         }
     )
 
@@ -96,7 +96,7 @@ class GroupProcess:
         # torchrun cannot use the rendezvous of another one.
         self.run_dir = self._folder / str(self.num_failed_gpus)
         self.run_dir.mkdir()
-        run_folder.write_config(self.run_dir, self._config)
+        write_config(self.run_dir, self._config)
         if self._devices is not None:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
         command = [sys.executable, "-c", TORCHRUN, "--nproc-per-node", str(self.num_ranks)]

@@ -21,10 +21,10 @@ from svdq.producer.status.registries import read_workers
 from svdq.producer.submitting.model_choice import expected_model
 from svdq.producer.together import ask_one
 from svdq.worker import run_folder
+from svdq.worker.config import RankConfig, RunConfig
 from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.launcher import default_ranks, starting_record
 from svdq.worker.launcher.torchrun import KEEP_FREED_MEMORY, environment
-from svdq.worker.run_folder import RankConfig, RunConfig
 
 
 @pytest.mark.parametrize(
