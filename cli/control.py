@@ -10,13 +10,14 @@ from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import ids_of_jobs, json_option, mine, selection_options, with_connection, with_settings
 from svdq.pipeline.errors import InputError
-from svdq.producer import job_control
+from svdq.producer import job_control, pauses
 from svdq.producer.job_control import Action
 from svdq.producer.keys import PRIORITIES
 from svdq.producer.queue import session, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.selection import Selection, complete_ids, select
 from svdq.producer.text import count
+from svdq.producer.verdicts import record_verdict
 
 
 def _selected(connection: redis.Redis, action: Action, selection: Selection) -> list[str]:
@@ -155,7 +156,7 @@ def mark(settings: Settings, verdict: str, job_ids: Sequence[str], as_json: bool
 
     with session(settings) as connection:
         ids = ids_of(connection, Storage.open_for_command(settings.storage), job_ids)
-        job_control.give(connection, ids, None if verdict == "none" else verdict)  # type: ignore[arg-type]
+        record_verdict(connection, ids, None if verdict == "none" else verdict)  # type: ignore[arg-type]
         return _print(((job_id, verdict) for job_id in ids), as_json)
 
 
@@ -169,7 +170,7 @@ def pause(connection: redis.Redis, as_json: bool) -> None:
     Examples:
       svdq pause
     """
-    job_control.pause(connection)
+    pauses.pause(connection)
     echo_json({"paused": True}) if as_json else echo("Paused until `svdq resume`.")
 
 
@@ -184,6 +185,6 @@ def resume(connection: redis.Redis, as_json: bool) -> None:
       svdq resume
       svdq resume --json | jq -r '.reasons[]'
     """
-    reasons = job_control.pauses(connection)
-    job_control.resume(connection)
+    reasons = pauses.read_pauses(connection)
+    pauses.resume(connection)
     echo_json({"paused": False, "reasons": reasons}) if as_json else echo(*reasons, "Resumed; groups take jobs again.")

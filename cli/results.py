@@ -25,7 +25,6 @@ from svdq.cli.option_types import (
 )
 from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError
-from svdq.producer import job_control
 from svdq.producer.job import shown_loras
 from svdq.producer.queue import clock_of, session, statuses
 from svdq.producer.records import Sidecar
@@ -39,6 +38,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.selection import Selection, list_jobs, owners_of
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count, parse_duration
+from svdq.producer.verdicts import ids_with_verdict, record_verdict
 
 warn = partial(echo, err=True)
 
@@ -250,7 +250,7 @@ def remove(settings: Settings, job_ids: Sequence[str], rejected: bool, yes: bool
         raise InputError("There is no terminal to ask on; give --yes to remove.")
     place, home = Storage.open_for_command(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
-        ids = sorted(job_control.marked(connection, "reject")) if rejected else ids_of(connection, place, job_ids)
+        ids = sorted(ids_with_verdict(connection, "reject")) if rejected else ids_of(connection, place, job_ids)
         if not ids:
             echo("There is nothing to remove.", err=True)
             return 0
@@ -263,7 +263,7 @@ def remove(settings: Settings, job_ids: Sequence[str], rejected: bool, yes: bool
             check_removable(connection, ids, results)
         for job_id in dict.fromkeys(result.job_id for result in results):
             remove_video(connection, place, [result for result in results if result.job_id == job_id])
-        job_control.give(connection, list(forgotten), None)
+        record_verdict(connection, list(forgotten), None)
         for job_id in ids:
             if job_id not in forgotten:
                 remove_job(connection, place, home, job_id)

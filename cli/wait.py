@@ -17,7 +17,7 @@ from svdq.cli.formatting import condition_sentence, describe, echo, echo_json, o
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import json_option, redis_option
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.job_control import pauses
+from svdq.producer.pauses import read_pauses
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
@@ -160,7 +160,7 @@ class _Reasons:
         state = "running" if groups else ask_one(connection, read_workers())[1]
         has_worker = state in ("running", "starting")
         self._no_worker_since = math.inf if has_worker else min(now, self._no_worker_since)
-        reasons = {sentence: sentence for sentence in pauses(connection)}
+        reasons = {sentence: sentence for sentence in read_pauses(connection)}
         for rank, condition in conditions_of(groups):
             reasons[f"{rank.key} {condition.effect}"] = condition_sentence(rank, condition)
         # A burst ends with its last job.

@@ -1,11 +1,11 @@
-"""Cancels, retries and moves jobs, whose statuses are RQ's, and pauses the queues."""
+"""Cancels, retries and moves jobs, whose statuses are RQ's."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import redis
 import rq
@@ -14,10 +14,7 @@ from rq.exceptions import InvalidJobOperation
 from rq.executions import ExecutionRegistry
 from rq.job import JobStatus
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry
-from rq.suspension import resume as rq_resume
-from rq.suspension import suspend as rq_suspend
 from rq.utils import now, utcformat
-from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys, lua
@@ -35,7 +32,6 @@ from svdq.producer.queue import (
     statuses,
 )
 from svdq.producer.records import REPLACED_NOTE, sidecar_digest
-from svdq.producer.together import Read, ask_one, checked
 from svdq.producer.untrusted_job import UntrustedJob, key_of, read_many
 
 if TYPE_CHECKING:
@@ -61,7 +57,6 @@ _REFUSALS: Mapping[Action, str] = {
 
 #: Jobs that are canceled in one transaction; Redis does nothing else meanwhile.
 CANCELED_TOGETHER = 100
-SUSPENDED = "Paused: no jobs are taken until `svdq resume`."
 
 
 def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> list[rq.job.Job]:
@@ -346,71 +341,3 @@ def _move(job: rq.job.Job, target: SvdqQueue, *command: str) -> None:
     names = (job.key, target.key, *(queue.key for queue in queues(job.connection)))
     if not lua.run(job.connection, "move", names, job.id, target.name, *command):
         raise InputError(f"Job {job.id!r} was taken by a group just now, so it cannot be moved.")
-
-
-def pause(connection: redis.Redis) -> None:
-    """Stop all groups from taking jobs."""
-    rq_suspend(connection)
-
-
-def resume(connection: redis.Redis) -> None:
-    """Let all groups take jobs again, including groups that paused after too many failures."""
-    rq_resume(connection)
-    connection.delete(keys.PAUSES)
-
-
-def pauses(connection: redis.Redis) -> Sequence[str]:
-    """Return the reasons why no jobs are taken, a sentence each."""
-    return ask_one(connection, read_pauses())
-
-
-def read_pauses() -> Read[Sequence[str]]:
-    """Read the same."""
-
-    def put(pipeline: Pipeline) -> None:
-        pipeline.exists(keys.SUSPENDED)
-        pipeline.hgetall(keys.PAUSES)
-
-    is_suspended, found = checked((yield put))
-    prefix = Worker.redis_worker_namespace_prefix.encode()
-    alive = (yield lambda pipeline: [pipeline.exists(prefix + worker) for worker in found]) if found else []
-    sentences = [SUSPENDED] if is_suspended else []
-    for (worker, reason), is_alive in sorted(zip(found.items(), checked(alive), strict=True)):
-        # The reason of a dead group is dropped; the next group tries again.
-        if worker == keys.BURSTS.encode() or is_alive:
-            name, text = (part.decode(errors="backslashreplace") for part in (worker, reason))
-            sentences.append(f"PAUSED {name}: {text} Fix the cause, then run `svdq resume`.")
-    return sentences
-
-
-Verdict = Literal["keep", "reject"]
-
-
-def give(connection: redis.Redis, job_ids: Sequence[str], verdict: Verdict | None) -> None:
-    """Record a verdict about videos; None takes back the one that was given."""
-    if not job_ids:
-        return
-    with connection.pipeline() as pipeline:
-        if verdict is None:
-            pipeline.hdel(keys.VERDICTS, *job_ids)
-        else:
-            pipeline.hset(keys.VERDICTS, mapping=dict.fromkeys(job_ids, verdict))
-        pipeline.incr(keys.VERDICT_CHANGES)
-        pipeline.execute()
-
-
-def read(connection: redis.Redis, job_ids: Sequence[str]) -> list[Verdict | None]:
-    """Read the verdicts about videos, in their order; None where there is none."""
-    if not job_ids:
-        return []
-    found: Any = connection.hmget(keys.VERDICTS, list(job_ids))
-    return [next((verdict for verdict in get_args(Verdict) if verdict.encode() == value), None) for value in found]
-
-
-def marked(connection: redis.Redis, verdict: Verdict) -> set[str]:
-    """Return the ids of all jobs whose videos have this verdict."""
-    return {
-        job_id.decode(errors="backslashreplace")
-        for job_id, value in connection.hscan_iter(keys.VERDICTS, count=1000)
-        if value == verdict.encode()
-    }

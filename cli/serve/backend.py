@@ -19,7 +19,6 @@ from svdq.cli.serve.api_errors import ApiError, RedisAwayError, no_such_video, w
 from svdq.cli.serve.decoders import Decoders
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer import job_control
 from svdq.producer.decoder import Decoder
 from svdq.producer.job_control import queue_now
 from svdq.producer.name_templates import literal
@@ -38,6 +37,7 @@ from svdq.producer.submitting.photos import Photo
 from svdq.producer.submitting.sources import PhotoRequest
 from svdq.producer.submitting.submission import submit_all
 from svdq.producer.threads import Budget
+from svdq.producer.verdicts import read_verdicts
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Backend:
         def work(connection: redis.Redis) -> dict[str, str]:
             problems: dict[str, str] = {}
             found = {result.job_id: result for result in find_results(self.storage, job_ids=frozenset(job_ids))}
-            for job_id, mark in zip(job_ids, job_control.read(connection, job_ids), strict=True):
+            for job_id, mark in zip(job_ids, read_verdicts(connection, job_ids), strict=True):
                 if mark != "keep" or job_id not in found:
                     problems[job_id] = "Its files were removed." if mark == "keep" else "Only kept videos are upscaled."
                     continue

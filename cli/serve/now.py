@@ -23,8 +23,8 @@ from svdq.cli.serve.form import families
 from svdq.cli.view import progress_of
 from svdq.producer import keys
 from svdq.producer.job import model_stem
-from svdq.producer.job_control import SUSPENDED
 from svdq.producer.keys import STATUSES
+from svdq.producer.pauses import SUSPENDED
 from svdq.producer.queue import queues
 from svdq.producer.status.estimates import UNKNOWN_WORKERS, Estimate, estimate_jobs
 from svdq.producer.status.job_view import JobView, view_many

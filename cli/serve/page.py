@@ -35,6 +35,7 @@ from svdq.pipeline.models.families import PARAMETERS
 from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.producer import job_control, keys
 from svdq.producer.job import JOBS, model_stem
+from svdq.producer.pauses import pause, resume
 from svdq.producer.queue import clock_of, no_such_job, priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import (
@@ -51,6 +52,7 @@ from svdq.producer.submitting.model_choice import running_model
 from svdq.producer.submitting.parameters import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES, SYSTEM_FOLDERS
 from svdq.producer.together import ask_one
+from svdq.producer.verdicts import read_verdicts, record_verdict
 
 FOLDER = Path(__file__).parent
 #: The address of the static files changes with them, so that browsers keep them for good.
@@ -316,7 +318,7 @@ async def results(request: Request) -> Response:
 async def result(request: Request) -> Response:
     """Describe one video of the list."""
     backend, view = request.app.state.backend, await _find(request, request.path_params["video_id"])
-    [mark] = await backend.read(lambda connection: job_control.read(connection, [view.id]))
+    [mark] = await backend.read(lambda connection: read_verdicts(connection, [view.id]))
     return Json(await backend.in_thread(lambda: review.reviewed(view, mark, request.app.state.older)))
 
 
@@ -349,7 +351,7 @@ async def progress(request: Request) -> Response:
 async def verdicts(request: Request) -> Response:
     """Return the verdicts about videos that a page shows, by id, without those that are gone, and states of jobs."""
     backend, ids = request.app.state.backend, (await _read(request, _Videos)).ids
-    marks = await backend.read(lambda connection: job_control.read(connection, ids))
+    marks = await backend.read(lambda connection: read_verdicts(connection, ids))
     known = await backend.read(lambda connection: statuses(connection, ids))
     older = await backend.in_thread(request.app.state.older.ids) if None in known else set()
     found = zip(ids, marks, known, strict=True)
@@ -407,9 +409,9 @@ def _act(connection: redis.Redis, asked: _Action, mine: Sequence[str]) -> dict[s
     problems: dict[str, InputError] = {}
     match asked.action:
         case "pause":
-            job_control.pause(connection)
+            pause(connection)
         case "resume":
-            job_control.resume(connection)
+            resume(connection)
         case "cancel" | "retry":
             act_on_many = job_control.cancel_many if asked.action == "cancel" else job_control.retry_many
             outcomes = act_on_many(connection, asked.ids)
@@ -418,9 +420,9 @@ def _act(connection: redis.Redis, asked: _Action, mine: Sequence[str]) -> dict[s
             waiting = _ids_of(connection, job_control.WAITING, () if asked.everybody else mine)
             list(job_control.cancel_many(connection, waiting))
         case "keep" | "reject":
-            job_control.give(connection, asked.ids, asked.action)
+            record_verdict(connection, asked.ids, asked.action)
         case "unmark":
-            job_control.give(connection, asked.ids, None)
+            record_verdict(connection, asked.ids, None)
         case "place" if asked.ids and asked.before:
             try:
                 job_control.place(connection, asked.ids[0], asked.before)

@@ -18,7 +18,6 @@ from svdq.cli.serve.api_errors import without_folders
 from svdq.cli.serve.form import label_of
 from svdq.cli.serve.videos import files_of
 from svdq.pipeline.errors import InputError
-from svdq.producer import job_control
 from svdq.producer.job import VIDEO_FIELDS, model_stem, parse_job, shown_loras
 from svdq.producer.queue import statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, by_place, ids_of_sidecars, read_results
@@ -29,6 +28,7 @@ from svdq.producer.status.selection import owners_of
 from svdq.producer.storage.local import FileInfo
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import rfc3339
+from svdq.producer.verdicts import Verdict, read_verdicts
 
 #: Videos on a page of the list, and jobs looked at for it: a filter that fits few gets its page in parts.
 PAGE_SIZE = 48
@@ -37,7 +37,7 @@ MAX_SCANNED = 5000
 CHUNK = 200
 
 #: The filters of the page: the statuses and the marks of each.
-FILTERS: dict[str, tuple[tuple[str, ...], tuple[job_control.Verdict | None, ...]]] = {
+FILTERS: dict[str, tuple[tuple[str, ...], tuple[Verdict | None, ...]]] = {
     "open": (("finished", "failed"), (None, "keep")),
     "new": (("finished",), (None,)),
     "keep": (("finished",), ("keep",)),
@@ -226,7 +226,7 @@ def read_page(
         """Add videos up to a whole page; return the cursor of its last one, None at the end of all."""
         for _ in range(MAX_SCANNED // CHUNK):
             cursors = next_cursors(CHUNK, cursor)
-            marks = dict(zip(cursors, job_control.read(connection, [job_id for _, job_id in cursors]), strict=True))
+            marks = dict(zip(cursors, read_verdicts(connection, [job_id for _, job_id in cursors]), strict=True))
             fitting = [each for each in cursors if marks[each] in fitting_marks]
             # A search, or owners, may leave out any number of them, so all are read.
             wanted = fitting if words or owners else fitting[: size - len(found)]
@@ -275,7 +275,7 @@ def read_progress(connection: redis.Redis, older: StoredVideos, owners: Collecti
     if owners:
         of_each = zip(known, owners_of(connection, known), strict=True)
         known = [job_id for job_id, owner in of_each if (owner or "") in owners]
-    marks = job_control.read(connection, known)
+    marks = read_verdicts(connection, known)
     return {"total": len(marks), "reviewed": sum(mark is not None for mark in marks)}
 
 
@@ -293,11 +293,11 @@ def plain(error: str) -> str:
     return _FLAG.sub(lambda flag: label_of(flag[1].replace("-", "_")), without_folders(error))
 
 
-def _brief(job: JobView, mark: job_control.Verdict | None, _older: StoredVideos) -> dict[str, Any]:
+def _brief(job: JobView, mark: Verdict | None, _older: StoredVideos) -> dict[str, Any]:
     return {"id": job.id, "status": job.status if job.is_readable else "failed", "mark": mark or ""}
 
 
-def reviewed(job: JobView, mark: job_control.Verdict | None, older: StoredVideos) -> dict[str, Any]:
+def reviewed(job: JobView, mark: Verdict | None, older: StoredVideos) -> dict[str, Any]:
     """Describe one video of the list."""
     job = older.located_here(job)
     parameters = job.parameters

@@ -13,6 +13,7 @@ import redis
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control, keys
 from svdq.producer.queue import ENDED, statuses
+from svdq.producer.verdicts import read_verdicts, record_verdict
 
 
 def record_copies(connection: redis.Redis, copies: Mapping[str, str]) -> None:
@@ -61,9 +62,7 @@ def kept(connection: redis.Redis, originals: Mapping[str, str]) -> dict[str, str
         at = list(asked.values())
         made_from: Any = connection.hmget(keys.COPIES, at)
         origins: dict[str, str] = {}
-        for (job_id, video), mark, origin in zip(
-            asked.items(), job_control.read(connection, at), made_from, strict=True
-        ):
+        for (job_id, video), mark, origin in zip(asked.items(), read_verdicts(connection, at), made_from, strict=True):
             if mark == "keep":
                 found[job_id] = video
             elif mark is None:
@@ -124,7 +123,7 @@ def being_removed(connection: redis.Redis, job_id: str) -> Iterator[None]:
 
 def forget_marks(connection: redis.Redis, job_ids: Collection[str]) -> None:
     """Forget the verdicts about videos that were removed, of what they were copies, and who needed them."""
-    job_control.give(connection, list(job_ids), None)
+    record_verdict(connection, list(job_ids), None)
     if job_ids:
         connection.hdel(keys.COPIES, *job_ids)
         connection.delete(*(f"{keys.NEEDED}{job_id}" for job_id in job_ids))

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import redis
 from rq.job import JobStatus
 
-from svdq.producer.job_control import read_pauses
+from svdq.producer.pauses import reading_pauses
 from svdq.producer.queue import read_job
 from svdq.producer.status import registries
 from svdq.producer.status.estimates import (
@@ -146,7 +146,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
         registries.read_newest_ids(connection, SAMPLED // 4, deferred_only),
         registries.read_workers(),
         registries.num_ended(connection, 3600),
-        read_pauses(),
+        reading_pauses(),
         registries.read_several_owners(),
     )
     in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
@@ -218,7 +218,7 @@ def estimate(
         registries.read_num_ahead(connection, queued),
         reading_groups(),
         registries.read_workers(),
-        read_pauses(),
+        reading_pauses(),
     )
     groups = found if groups is None else groups
     waiting = Backlog()

@@ -10,7 +10,6 @@ import redis
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.image import open_photo
-from svdq.producer import job_control
 from svdq.producer.job import Job, latents_key, parse_job
 from svdq.producer.name_templates import render_name
 from svdq.producer.queue import fetch_many, read_arguments, session
@@ -30,6 +29,7 @@ from svdq.producer.submitting.model_choice import render_again
 from svdq.producer.submitting.new_job import valid_job
 from svdq.producer.submitting.sources import PhotoRequest
 from svdq.producer.submitting.submission import claim_storage, forced_once
+from svdq.producer.verdicts import ids_with_verdict
 
 
 def finish_requests(
@@ -55,7 +55,7 @@ def finish_requests(
     storage = Storage.open_for_command(settings.storage)
     if kept:
         with session(settings) as connection:
-            ids = job_control.marked(connection, "keep")
+            ids = ids_with_verdict(connection, "keep")
         results = sorted(find_results(storage, job_ids=ids), key=lambda result: result.finished_at) if ids else []
         if not results:
             raise InputError("No finished video is marked to keep; mark some with `svdq mark keep ID`, or on the page.")

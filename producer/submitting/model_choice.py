@@ -21,6 +21,7 @@ from svdq.producer.status.registries import running_known, running_models
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.entries import Submission
 from svdq.producer.threads import ordered_map
+from svdq.producer.verdicts import read_verdicts
 
 
 def configured_model(settings: Settings) -> KnownModel | None:
@@ -105,7 +106,7 @@ def render_again(
     before = {each.id: each.job.predecessor for each in made}
     reasons: dict[str, str] = {}
     replaced: set[str] = set()
-    for view, verdict, is_there in zip(views, job_control.read(connection, finished), are_there, strict=True):
+    for view, verdict, is_there in zip(views, read_verdicts(connection, finished), are_there, strict=True):
         wanted = view.parameters.get("family", DEFAULT_FAMILY)
         able = {name for name, family in models.items() if family in (None, wanted)}
         is_of_another = view.model and able and not {model_stem(view.model), view.parameters.get("model")} & able

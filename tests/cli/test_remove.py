@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from svdq.producer import job_control
 from svdq.producer.chains import record_link
 from svdq.producer.storage.storage import Storage
+from svdq.producer.verdicts import read_verdicts
 from tests.conftest import Cli
 from tests.queued import add, finish, write_files
 
@@ -69,11 +69,11 @@ def test_a_video_that_redis_has_forgotten_is_found_by_a_short_id(
     storage.write_bytes(f"outputs/cup-{job_id}.json", json.dumps(sidecar).encode())
     storage.write_bytes("outputs/notes.txt", b"mine")
     assert svdq("mark", "reject", "abcdef")[0] == 0
-    assert job_control.read(connection, [job_id]) == ["reject"]
+    assert read_verdicts(connection, [job_id]) == ["reject"]
     code, output, _ = svdq("remove", "--rejected", "--yes")
     assert (code, output) == (0, f"{job_id}  removed\n")
     assert files(storage) == ["outputs/notes.txt"]
-    assert job_control.read(connection, [job_id]) == [None]
+    assert read_verdicts(connection, [job_id]) == [None]
 
 
 def test_nothing_is_removed_if_one_of_the_videos_is_needed(

@@ -15,13 +15,13 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer import job_control
 from svdq.producer.queue import RENDER, SvdqQueue
 from svdq.producer.results.fetch import fetch_all
 from svdq.producer.results.finished_videos import find_results
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import MARKER, Storage
+from svdq.producer.verdicts import record_verdict
 from tests.conftest import Cli
 from tests.finished import add_video
 from tests.queued import JOB, SvdJob, enqueue, finish
@@ -352,10 +352,10 @@ def test_jobs_that_were_enqueued_through_rq_are_found(
     assert (done.returncode, done.stderr) == (0, "")
     assert under(tmp_path / "videos") == [f"photo-{job_id}.json", f"photo-{job_id}.mp4"]
     age(40, root)
-    job_control.give(connection, [job_id], "keep")
+    record_verdict(connection, [job_id], "keep")
     assert "Removed 1 video (3 files" in svdq("prune", "--older-than", "30d", "--yes").stdout
     assert under(root / "latents") == [f"{job_id}.safetensors"]
-    job_control.give(connection, [job_id], None)
+    record_verdict(connection, [job_id], None)
     assert "Removed 1 video, 1 photo (4 files" in svdq("prune", "--older-than", "30d", "--yes").stdout
     assert under(root / "outputs") + under(root / "latents") == []
 
@@ -480,7 +480,7 @@ def test_prune_refuses_another_redis_than_that_of_the_storage(
 ) -> None:
     assert svdq("submit", photo).returncode == 0
     kept = add_video(storage, 1)
-    job_control.give(connection, [kept], "keep")
+    record_verdict(connection, [kept], "keep")
     age(40, root)
     assert svdq("prune", "--older-than", "30d", "--yes").stdout == "There is nothing to remove.\n"
     connection.flushdb()

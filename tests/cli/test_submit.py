@@ -9,11 +9,11 @@ import redis
 from PIL import ExifTags, Image
 from rq.job import JobStatus
 
-from svdq.producer import job_control
 from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
+from svdq.producer.verdicts import record_verdict
 from tests.conftest import Cli
 from tests.queued import finish, write_files
 from tests.ranks import rank, save
@@ -215,7 +215,7 @@ def test_a_video_that_is_marked_to_keep_is_not_replaced(
     job_id = json.loads(svdq("submit", photo, "--json").stdout)["id"]
     finish(fetch(connection, job_id), {"outputs": ["x.mp4"], "model": "/models/old"})
     write_files(storage, fetch(connection, job_id))
-    job_control.give(connection, [job_id], "keep")
+    record_verdict(connection, [job_id], "keep")
     assert "exists already, finished" in svdq("submit", photo, SVDQ_MODEL="stabilityai/xt").stdout
 
 

@@ -11,6 +11,7 @@ from svdq.producer import job_control
 from svdq.producer.queue import queues, statuses
 from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.entries import Entry
+from svdq.producer.verdicts import ids_with_verdict, read_verdicts, record_verdict
 from tests.queued import SvdJob, enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="x", seed=0)
@@ -63,8 +64,8 @@ def test_a_job_is_moved_before_another_one_of_any_priority(connection: redis.Red
 
 
 def test_no_verdicts_and_foreign_ones_do_no_harm(connection: redis.Redis) -> None:
-    job_control.give(connection, [], "keep")
-    assert job_control.read(connection, []) == []
+    record_verdict(connection, [], "keep")
+    assert read_verdicts(connection, []) == []
     connection.hset("svdq:verdicts", mapping={"x": b"\xff", "y": "maybe"})
-    assert job_control.read(connection, ["x", "y"]) == [None, None]
-    assert job_control.marked(connection, "keep") == set()
+    assert read_verdicts(connection, ["x", "y"]) == [None, None]
+    assert ids_with_verdict(connection, "keep") == set()

@@ -20,6 +20,7 @@ from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.trace import Tracer
 from svdq.producer import job_control
 from svdq.producer.job import last_frame_key
+from svdq.producer.pauses import read_pauses
 from svdq.producer.queue import fetch
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.status.selection import Selection, select
@@ -150,7 +151,7 @@ def test_a_failed_link_ends_the_rest_and_retrying_it_goes_on(site: Site) -> None
     assert (first.status, second.status, third.status) == ("failed",) * 3
     assert second.error.startswith(f"It continues the video of job {ids[0]}, which failed,")
     assert third.error.startswith(f"It continues the video of job {ids[1]}, which failed,")
-    assert job_control.pauses(site.connection) == []
+    assert read_pauses(site.connection) == []
 
     stored.write_bytes(photo)
     assert sorted(told(site.run("svdq", "retry", ids[1])).split()) == sorted([*ids, *["queued"] * 3])

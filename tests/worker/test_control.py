@@ -8,6 +8,7 @@ from rq.registry import CanceledJobRegistry, FailedJobRegistry
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control, keys
+from svdq.producer.pauses import pause, resume
 from svdq.producer.queue import SvdqQueue, fetch, server_url
 from svdq.worker.queue import scripts
 from tests.conftest import Cli
@@ -202,13 +203,13 @@ def test_a_group_pauses_and_a_video_stays_until_another_replaces_it(site, until)
     sidecar, before = Path(file).with_suffix(".json"), Path(file).stat().st_mtime_ns
     first = sidecar.read_bytes()
 
-    job_control.pause(site.connection)
+    pause(site.connection)
     until(lambda: "Intake is paused" in group.text, lambda: group.text)
     waiting = site.submit(steps=4)
     # Which takes longer than the group takes between two looks at the queue.
     assert "Paused: no jobs are taken" in site.run("svdq", "status").stdout
     assert site.states([waiting]) == ["queued"]
-    job_control.resume(site.connection)
+    resume(site.connection)
     assert site.wait([waiting])[0].status == "finished"
 
     assert site.run("svdq", "retry", job_id, "--force").returncode == 0

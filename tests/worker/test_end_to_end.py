@@ -16,7 +16,7 @@ from PIL import Image
 
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.svd.family import SvdParameters
-from svdq.producer import job_control
+from svdq.producer.pauses import pause, resume
 from svdq.producer.results.finished_videos import read_provenance
 from tests.faults.frames import read_frames
 from tests.pipeline.rendering import diffusers_frames
@@ -173,11 +173,11 @@ def test_a_running_group_outlives_bad_jobs_and_drains_on_ctrl_c(site, until, no_
     # A photo that is damaged after it was submitted fails with a reason; its neighbours finish.
     other = site.folder / "other.jpg"
     Image.effect_noise((200, 100), 70).convert("RGB").save(other)
-    job_control.pause(site.connection)  # the group would prefetch the photo before it is damaged
+    pause(site.connection)  # the group would prefetch the photo before it is damaged
     bad = site.submit(photo=other)
     stored = Path(site.settings.storage) / site.view(bad).parameters["image"]
     stored.write_bytes(stored.read_bytes()[:300])
-    job_control.resume(site.connection)
+    resume(site.connection)
     after = site.submit()
     views = site.wait([*jobs, bad, after])
     assert [view.status for view in views] == ["finished"] * 3 + ["failed", "finished"]

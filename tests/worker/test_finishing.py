@@ -12,10 +12,10 @@ from svdq.pipeline.media.mp4 import read_mp4
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.media.video import write_video
 from svdq.pipeline.models.video_model import ModelInfo
-from svdq.producer import job_control
 from svdq.producer.job import parse_job
 from svdq.producer.records import Sidecar
 from svdq.producer.storage.storage import Storage
+from svdq.producer.verdicts import record_verdict
 from svdq.worker.intake.finished import sample_of
 from tests.faults.frames import read_frames
 from tests.upscaling import by_spandrel
@@ -64,7 +64,7 @@ def test_without_latents_the_mp4_is_upscaled_and_the_notice_says_so(
     lines += site.run("svdq", "submit", site.photo, *flags, "--then", "").stdout
     jobs = [json.loads(line)["id"] for line in lines.splitlines()]
     render(site)
-    job_control.give(site.connection, [jobs[0], jobs[2]], "keep")
+    record_verdict(site.connection, [jobs[0], jobs[2]], "keep")
     later = finish(site, "--kept", "--upscale", "2", "--output", "upscaled/{photo}-{seed}")
     render(site, **upscaler)
     for job_id, number in zip(later, (4, 5), strict=True):

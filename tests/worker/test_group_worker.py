@@ -30,6 +30,7 @@ from redis.retry import Retry
 from rq.job import JobStatus
 
 from svdq.producer import job_control
+from svdq.producer.pauses import read_pauses, resume
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
@@ -330,9 +331,9 @@ def test_the_pause_of_a_burst_holds_for_the_next_one(connection: redis.Redis, wo
     recovery.Recovery(bursts[1], 2).at_start([])
     assert pop(bursts[1]) is None
     assert bursts[1].paused
-    assert job_control.pauses(connection) == ["PAUSED bursts: 3 jobs failed. Fix the cause, then run `svdq resume`."]
+    assert read_pauses(connection) == ["PAUSED bursts: 3 jobs failed. Fix the cause, then run `svdq resume`."]
     assert take(worker)[0].rq_job.id == "a", "it is for bursts alone"
-    job_control.resume(connection)
+    resume(connection)
     assert take(bursts[1])[0].rq_job.id == "b"
 
 

@@ -18,6 +18,7 @@ from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer import job_control, keys
 from svdq.producer.embedded_redis import ensure_server, stop_server
+from svdq.producer.pauses import read_pauses
 from svdq.producer.queue import fetch, read_job, server_url
 from svdq.producer.status.registries import read_workers
 from svdq.producer.storage.storage import Storage
@@ -73,8 +74,8 @@ def test_a_group_that_refuses_all_videos_alike_pauses(site, open_intake: Open, u
     states = site.states(job_ids)
     assert states.count("failed") >= 3
     assert states.count("queued") >= 14
-    until(lambda: job_control.pauses(site.connection))
-    assert "The model fake makes videos of Wan." in job_control.pauses(site.connection)[0]
+    until(lambda: read_pauses(site.connection))
+    assert "The model fake makes videos of Wan." in read_pauses(site.connection)[0]
 
 
 def take_later(intake: Intake) -> "queue.SimpleQueue[Request]":

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from svdq.producer import job_control
+from svdq.producer.pauses import pause, resume
 from svdq.producer.queue import session
 from svdq.producer.settings_loader import load_settings
 from tests.worker.own_redis import OwnRedis
@@ -94,8 +95,8 @@ def test_no_password_is_in_logs_files_or_process_lists(site, until, server: OwnR
         job_control.cancel(connection, jobs[0])
         job_control.retry(connection, jobs[0])
         job_control.move(connection, jobs[1], front=True, priority="high")
-        job_control.pause(connection)
-        job_control.resume(connection)
+        pause(connection)
+        resume(connection)
 
     for command in (("status",), ("status", jobs[0])):  # whether a worker starts
         svdq(*command)

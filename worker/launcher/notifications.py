@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
-from svdq.producer.job_control import pauses
+from svdq.producer.pauses import read_pauses
 from svdq.producer.queue import clock_of, session
 from svdq.producer.results.run_report import RunReport, jobs_left, records_from_redis, records_from_storage, summarize
 from svdq.producer.settings import Settings, scheme_of
@@ -92,7 +92,7 @@ class Notifications:
         host = socket.gethostname()
         try:
             with session(self._settings) as connection:
-                paused = [sentence for sentence in pauses(connection) if sentence.startswith("PAUSED ")]  # by no person
+                by_no_person = [each for each in read_pauses(connection) if each.startswith("PAUSED ")]
                 groups = [group for group in read_groups(connection) if group.ranks[0].host == host]
         except SvdqError as error:
             logger.debug("Redis cannot be read at present: %s", error)
@@ -101,7 +101,7 @@ class Notifications:
             logger.exception("The records in Redis cannot be read.")
             return
         waits = {f"svdq on {host}: {each.effect}": f"{each.effect}: {each.reason}" for _, each in conditions_of(groups)}
-        problems = {f"svdq on {host} takes no more jobs": sentence for sentence in paused} | waits
+        problems = {f"svdq on {host} takes no more jobs": sentence for sentence in by_no_person} | waits
         for group in groups:
             problems |= {f"svdq on {host}: {name} has failed": text for name, text in group.failed_gpus.items()}
         now_s = time.monotonic()
@@ -147,7 +147,7 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> R
         started_at = now - lasted
         records = list(records_from_redis(connection, started_at, now, logger.warning))
         left = jobs_left(connection)
-        reasons = pauses(connection)
+        reasons = read_pauses(connection)
     try:
         records += records_from_storage(Storage(settings.storage), started_at, logger.warning)
     except UnavailableError as error:

@@ -8,8 +8,8 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.producer import job_control
 from svdq.producer.storage.storage import Storage
+from svdq.producer.verdicts import read_verdicts, record_verdict
 from tests import queued
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import Serve, Server
@@ -106,7 +106,7 @@ def test_a_video_that_is_needed_is_not_deleted(server: Server, connection: redis
         finish(connection, storage, 1, name="a"),
         finish(connection, storage, 2, name="b", formats=("mp4",)),
     )
-    job_control.give(connection, [kept], "keep")
+    record_verdict(connection, [kept], "keep")
     queued.enqueue(connection, queued.JOB.model_copy(update={"finishes": f"b-{upscaled}", "upscale": "2"}), "f" * 20)
     before = sorted(entry.key for entry in storage.entries("outputs"))
     for video_id, words in ((kept, "to be kept"), (upscaled, "is needed by job")):
@@ -142,10 +142,10 @@ def test_delete_removes_only_files_of_svdq(server: Server, connection: redis.Red
     other = finish(connection, storage, 2, formats=("gif", "png"))
     storage.write_text(f"outputs/photo-{video_id}/notes.txt", "mine")
     storage.write_text(f"outputs/photo-{video_id}.txt", "mine")
-    job_control.give(connection, [video_id, other], "reject")
+    record_verdict(connection, [video_id, other], "reject")
     assert server.ask("DELETE", f"/v1/videos/{video_id}").json["deleted"]
     # The same photo may be rendered again.
-    assert job_control.read(connection, [video_id, other]) == [None, "reject"]
+    assert read_verdicts(connection, [video_id, other]) == [None, "reject"]
     assert server.get(f"/v1/videos/{video_id}").status == 404
     left = {entry.key for entry in storage.entries("outputs")}
     assert {key for key in left if video_id in key} == {

@@ -18,7 +18,7 @@ from PIL import ExifTags, Image
 from svdq.cli.serve.page import STATIC
 from svdq.pipeline.models.wan.family import MODELS
 from svdq.producer import keys
-from svdq.producer.job_control import pause, resume
+from svdq.producer.pauses import pause, resume
 from svdq.producer.queue import fetch, read_arguments, read_job
 from svdq.producer.records import LOCATION_NOTE
 from svdq.producer.status.job_view import view

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from svdq.producer import job_control
+from svdq.producer.pauses import pause, resume
 from tests.faults.arena import Arena
 from tests.faults.campaigns.kills import LEAST_GAP_S, MOST_GAP_S, PATIENT
 from tests.waiting import wait_until
@@ -23,10 +23,10 @@ def owners(arena: Arena) -> None:
     """
     groups = [arena.start(**PATIENT), arena.start(**PATIENT)]
     groups[1].pause()
-    job_control.pause(arena.connection)
+    pause(arena.connection)
     ana = [arena.submit(steps=STEPS, owner="ana") for _ in range(max(FEW, arena.size.num_jobs - 2 * FEW))]
     ben = [arena.submit(steps=STEPS, owner="ben") for _ in range(FEW)]
-    job_control.resume(arena.connection)
+    resume(arena.connection)
     wait_until(lambda: arena.num_ended() >= 2 * FEW, "six jobs have ended")
     places = _places(arena)
     if (last := max(places.get(job_id, len(arena.jobs)) for job_id in ben)) > 2 * FEW:

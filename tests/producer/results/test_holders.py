@@ -9,7 +9,6 @@ import pytest
 import redis
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import job_control
 from svdq.producer.queue import fetch
 from svdq.producer.records import Sidecar
 from svdq.producer.results.holders import being_removed, kept, record_copies
@@ -20,6 +19,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.finishing import finish_requests, submit_finishing
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.verdicts import record_verdict
 from tests.finished import add_video
 from tests.queued import finish, write_files
 
@@ -65,8 +65,8 @@ def test_copies_are_kept_as_what_they_were_made_from(
     rejected = add_copy(connection, settings, storage, first, "3")
     other = add_copy(connection, settings, storage, second)
     other_of_other = add_copy(connection, settings, storage, other, "1.5")
-    job_control.give(connection, [first, other], "keep")  # after the copies were made
-    job_control.give(connection, [rejected], "reject")
+    record_verdict(connection, [first, other], "keep")  # after the copies were made
+    record_verdict(connection, [rejected], "reject")
     for key in connection.scan_iter("rq:*"):  # marks outlive the jobs
         connection.delete(key)
     old(settings)
@@ -74,7 +74,7 @@ def test_copies_are_kept_as_what_they_were_made_from(
     for job_id in (copy, copy_of_copy, other_of_other):
         assert any(job_id in entry.key for entry in storage.entries("outputs"))
     assert kept(connection, {copy: first, copy_of_copy: first, "f" * 20: ""}) == {copy: first, copy_of_copy: first}
-    job_control.give(connection, [first, other], None)
+    record_verdict(connection, [first, other], None)
     assert prune(connection, storage, settings) == {first, copy, copy_of_copy, other, other_of_other}
 
 

@@ -17,7 +17,7 @@ import redis
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer import keys
-from svdq.producer.job_control import pause
+from svdq.producer.pauses import pause
 from svdq.producer.results.run_report import summarize
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import Condition, IntakeStatus
