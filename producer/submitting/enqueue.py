@@ -45,7 +45,8 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Subm
             names = [rq_job.key, queue.redis_queues_keys, place]
             if original := entry.job.original:
                 names += [f"{keys.REMOVING}{original}", f"{keys.NEEDED}{original}"]
-            script(names, [rq_job.id, queue.key, due, *mapping], pipeline)
+            # As long as a job may be retried, it needs the video that it upscales.
+            script(names, [rq_job.id, queue.key, due, keys.FAILURE_TTL_S, *mapping], pipeline)
             rq_jobs.append(rq_job)
         are_new = pipeline.execute()
     added: dict[str, list[str]] = {}
