@@ -21,7 +21,7 @@ from svdq.pipeline.models.ltx.layout import (
     TRANSFORMER,
     UPSAMPLER,
 )
-from svdq.pipeline.models.ltx.workflow_photos import PHOTO_NODES, photos_in, upsampled_size
+from svdq.pipeline.models.ltx.workflow_photos import PHOTO_NODES, Photo, photos_in, upsampled_size
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
 
 _WIDGETS = {
@@ -56,6 +56,7 @@ _REFUSED = {
     "looping|extend|loadvideo": "makes a video from another one",
     "vaeencode": "makes a video from latents of pictures",
 }
+_TO_LOADERS = ("positive", "conditioning", "clip", "vae")  # inputs on the way to a loader
 _OF_GEMMA = ("gemma_path", "ltxv_path")  # inputs of LTXVGemmaCLIPModelLoader
 _WHOLE = ("connectors", "vae", "audio_vae", "vocoder")  # in a checkpoint, besides the transformer
 #: Upsamplers of other stages than svdq's second one, and one file of several.
@@ -83,26 +84,15 @@ def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
     start = _start_of(first)
     _note_paths(graph, stages)
     used = stages[: 1 + _has_second(graph, stages, models)]
-    photo, last_photo = photos_in(graph, [stage.path for stage in stages], version.image_crf)
+    photos = photos_in(graph, [stage.path for stage in stages], version.image_crf)
     size = upsampled_size(graph, start, _STARTS[start.type], _factor(graph, stages))
     frames = frames_of(graph, start, _STARTS[start.type], FRAME_STEP)
     levels = _levels(graph, first, _num_tokens(size, frames, len(used)))
     for stage in used:
         _note_sampler(graph, stage)
-    prompt, text_encoder = prompt_of(graph, first.positive, "positive", "LTXV")
-    negative_prompt, _ = prompt_of(graph, first.negative, "negative", "LTXV")
     guidance = _guidance(graph, first)
-    weights = _weights(graph, stages, models[0], text_encoder, version.base)
-    source = Source(
-        encoder=start,
-        photo=photo_of(graph, photo.image),
-        last_photo=None if last_photo is None else photo_of(graph, last_photo.image),
-        has_last_photo=last_photo is not None,
-        prompt=prompt,
-        negative_prompt=negative_prompt,
-        size=size,
-        frames=frames,
-    )
+    weights = _weights(graph, stages, models[0], version.base)
+    source = _source(graph, first, start, photos, size, frames)
     checkpoints = (value_of_file(graph, node.inputs.get("ltxv_path")) for node in graph.nodes.values())
     return Recipe(
         base=version.base,
@@ -113,6 +103,27 @@ def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
         source=source,
         seed=first.seed,
         checkpoints=frozenset(filter(None, checkpoints)),
+    )
+
+
+def _source(
+    graph: Graph,
+    stage: Stage,
+    start: Node,
+    photos: tuple[Photo, Photo | None],
+    size: tuple[int, int] | None,
+    frames: int | None,
+) -> Source:
+    first, last = photos
+    return Source(
+        encoder=start,
+        photo=photo_of(graph, first.image),
+        last_photo=None if last is None else photo_of(graph, last.image),
+        has_last_photo=last is not None,
+        prompt=prompt_of(graph, stage.positive, "positive", "LTXV")[0],
+        negative_prompt=prompt_of(graph, stage.negative, "negative", "LTXV")[0],
+        size=size,
+        frames=frames,
     )
 
 
@@ -274,7 +285,7 @@ def _guidance(graph: Graph, stage: Stage) -> dict[str, float]:
     return {} if found == NO_GUIDANCE else {name: round(float(value), 6) for name, value in found.items()}
 
 
-def _weights(graph: Graph, stages: Sequence[Stage], model: ModelChain, text_encoder: Any, base: str) -> dict[str, str]:
+def _weights(graph: Graph, stages: Sequence[Stage], model: ModelChain, base: str) -> dict[str, str]:
     """Return the files by component; those that svdq does not read are noted, and left to the base."""
     path = [node for stage in stages for node in stage.path]
     before = graph.before(stages[-1].node)
@@ -285,14 +296,14 @@ def _weights(graph: Graph, stages: Sequence[Stage], model: ModelChain, text_enco
     starts = {
         "vae": first("vae", path),
         "audio_vae": first("audio_vae", (node for node in graph.nodes.values() if node.id in before)),
-        "text_encoder": text_encoder,
+        "text_encoder": stages[0].positive,
         UPSAMPLER: first("upscale_model", (node for node in path if node.type in _UPSAMPLERS)),
     }
     found: dict[str, str] = {TRANSFORMER: model.file}
     if "ckpt_name" in model.loader.inputs:
         _take(graph, found, model.loader, _WHOLE, model.file, base)
     for kind, value in starts.items():
-        files = ((node, files_named(graph, node, *_OF_GEMMA)) for node in graph.chain(value, "vae", "clip"))
+        files = ((node, files_named(graph, node, *_OF_GEMMA)) for node in graph.chain(value, *_TO_LOADERS))
         loader, named = next((each for each in files if each[1]), (model.loader, {}))
         if loader is not model.loader:
             graph.read(loader)

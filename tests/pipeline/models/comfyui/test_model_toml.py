@@ -8,13 +8,41 @@ import pytest
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.folders import find_folders
 from svdq.pipeline.models.comfyui.model_toml import about_bytes
-from tests.pipeline.models.comfyui.workflows import read, two_experts, written
+from svdq.pipeline.models.comfyui.workflow import read_workflow
+from tests.pipeline.models.comfyui.workflows import TEMPLATES, read, two_experts, written
 
 
 def touch(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path
+
+
+def test_the_template_of_wan_2_2_with_its_loras_switched_on_is_a_model_file() -> None:
+    workflow = read_workflow(TEMPLATES / "video_wan2_2_14B_i2v.json")
+    subgraph = next(each for each in workflow["nodes"] if each["id"] == 129)
+    subgraph["widgets_values"][-1] = True
+    made, models = written(read(workflow)), "ComfyUI/models"
+    experts = {"high": "transformer", "low": "transformer_2"}
+    loras = {name: f"{models}/loras/wan2.2_i2v_lightx2v_4steps_lora_v1_{name}_noise.safetensors" for name in experts}
+    size = {"width": 640, "height": 640, "frames": 81, "fps": 16}
+    assert made.notes == ()
+    document = tomllib.loads(made.toml)
+    assert document["defaults"].pop("negative_prompt").startswith("\u8272\u8c03")
+    assert document == {
+        "base": "Wan-AI/Wan2.2-I2V-A14B-Diffusers",
+        "weights": {
+            **{
+                component: f"{models}/diffusion_models/wan2.2_i2v_{name}_noise_14B_fp8_scaled.safetensors"
+                for name, component in experts.items()
+            },
+            "text_encoder": f"{models}/text_encoders/umt5_xxl_fp8_e4m3fn_scaled.safetensors",
+            "vae": f"{models}/vae/wan_2.1_vae.safetensors",
+        },
+        "lora": [{"file": loras[name], "component": component, "strength": 1.0} for name, component in experts.items()],
+        "defaults": {"steps": 4, "guidance_scale": 1.0, "guidance_scale_2": 1.0} | size,
+        "scheduler": {"class": "FlowMatchEulerDiscreteScheduler", "shift": 5.0, "sigmas": "simple", "switch_at": 2},
+    }
 
 
 def test_files_are_found_by_their_kind_also_in_subfolders(tmp_path: Path) -> None:

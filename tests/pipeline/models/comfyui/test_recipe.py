@@ -10,7 +10,6 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.recipe import Recipe, read_recipe
-from svdq.pipeline.models.comfyui.workflow import read_workflow
 from svdq.pipeline.models.wan.family import FAMILY as WAN
 from svdq.pipeline.models.wan.workflow import READER
 from tests.pipeline.models.comfyui.workflows import TEMPLATES, ltx, node, read, template, two_experts, wrapper, written
@@ -82,18 +81,6 @@ def test_the_template_of_wan_2_2_is_read_whole() -> None:
         264244520398999,
     )
     assert found.source.photo == "video_wan2_2_14B_i2v_input_image.jpg"
-
-
-def test_the_switch_of_a_subgraph_turns_its_loras_on() -> None:
-    workflow = read_workflow(TEMPLATES / "video_wan2_2_14B_i2v.json")
-    instance = next(each for each in workflow["nodes"] if each["id"] == 129)
-    instance["widgets_values"][-1] = True
-    found = read(workflow)
-    assert [(component, lora.file, round(lora.strength, 6)) for component, lora in found.loras] == [
-        ("transformer", "wan2.2_i2v_lightx2v_4steps_lora_v1_high_noise.safetensors", 1.0),
-        ("transformer_2", "wan2.2_i2v_lightx2v_4steps_lora_v1_low_noise.safetensors", 1.0),
-    ]
-    assert (found.defaults["steps"], guidance(found), found.scheduler["switch_at"]) == (4, (1, 1), 2)
 
 
 def test_both_experts_of_the_api_format() -> None:
