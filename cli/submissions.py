@@ -189,7 +189,8 @@ def _wait(settings: "Settings", made: Sequence[Submission], as_json: bool) -> in
 
 
 def _object(submission: Submission) -> dict[str, Any]:
-    described = {name: getattr(submission, name) for name in ("id", "photo", "image", "seed", "status", "name")}
+    named = {"id": submission.id, "photo": submission.photo, "image": submission.job.image, "seed": submission.seed}
+    described: dict[str, Any] = named | {"status": submission.status, "name": submission.name}
     described |= {name: text for name in ("link", "warning") if (text := getattr(submission, name))}
     return described | ({"at": rfc3339(submission.at)} if submission.at else {})
 

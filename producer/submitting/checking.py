@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TypeGuard
 
@@ -66,23 +67,6 @@ def with_family_of_prompts(requests: Sequence[PhotoRequest | InputError]) -> Seq
     return [replace(each, spec=specs[id(each.spec)]) if is_open(each) else each for each in requests]
 
 
-def _look_up_with(
-    settings: Settings, connection: redis.Redis | None, spell: Callable[[str], str]
-) -> Callable[[JobSpec], JobSpec]:
-    """Return a function that completes and checks a spec, which many photos share, by its LoRAs."""
-    known = KnownLoras(settings, connection)
-    done: dict[int, tuple[JobSpec, JobSpec]] = {}
-
-    def look_up(spec: JobSpec) -> JobSpec:
-        if id(spec) not in done:
-            found = known.looked_up(spec)
-            found.check(spell)
-            done[id(spec)] = (spec, found)
-        return done[id(spec)][1]
-
-    return look_up
-
-
 def check_requests(
     settings: Settings,
     requests: Sequence[PhotoRequest | InputError],
@@ -93,7 +77,14 @@ def check_requests(
     spell: Callable[[str], str],
 ) -> list[PhotoRequest]:
     """Return requests with their photos, prompts and LoRAs; raises InputError or BadPhotosError."""
-    look_up = _look_up_with(settings, connection, spell)
+    known = KnownLoras(settings, connection)
+
+    @cache  # many photos share a spec
+    def look_up(spec: JobSpec) -> JobSpec:
+        found = known.looked_up(spec)
+        found.check(spell)
+        return found
+
     for spec in specs_of(request for request in requests if isinstance(request, PhotoRequest) and not request.where):
         look_up(spec)  # raises once for what is wrong with all photos
     paths = [request.path for request in requests if isinstance(request, PhotoRequest) and request.photo is None]

@@ -40,11 +40,6 @@ class Submission:
         return self.entry.job_id
 
     @property
-    def image(self) -> str:
-        """The storage key of its photo."""
-        return self.job.image
-
-    @property
     def seed(self) -> int:
         """Its seed."""
         return self.job.seed

@@ -1,9 +1,8 @@
 """Submits jobs that upscale finished videos, without denoising them again."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 import redis
 
@@ -11,7 +10,6 @@ from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.image import open_photo
 from svdq.producer.job import Job, latents_key, parse_job
-from svdq.producer.name_templates import render_name
 from svdq.producer.queue import fetch_many, read_arguments, session
 from svdq.producer.records import LINK_NOTE, REPLACED_NOTE, SOURCE_NOTE, TAKEN_NOTE
 from svdq.producer.results.fetch import results_of
@@ -121,9 +119,11 @@ def _entry(
     job = valid_job(type(made), values)
     source = result.document.source
     of_id, of_files = (
-        _placed(spec, job, spec.values_of(job, PurePosixPath(source).stem or made.name, source, number, day=day))
+        spec.placed(job, PurePosixPath(source).stem or made.name, source, number, day=day)
         for number, day in ((0, ANY_DAY), (index, None))
     )
+    if not spec.folder:  # beside the video
+        of_id, of_files = (each.model_copy(update={"folder": made.folder}) for each in (of_id, of_files))
     given_name = of_id.name if spec.name is not None else ""
     return Entry(
         job=of_files,
@@ -133,12 +133,6 @@ def _entry(
         notes=_notes(connection, storage, made, result),
         owner=spec.owner,
     )
-
-
-def _placed(spec: JobSpec, job: Job, values: Mapping[str, Any]) -> Job:
-    folder = spec.folder_of(values) if spec.folder else job.folder
-    name = render_name(spec.name, values) if spec.name is not None else job.name
-    return job.model_copy(update={"folder": folder, "name": name})
 
 
 def _notes(connection: redis.Redis, storage: Storage, made: Job, result: Result) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The videos to make of a photo: their parameters, number, time and names; makes jobs of them."""
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from itertools import product
@@ -132,9 +132,7 @@ class JobSpec:
                 *_, end = (first, *further_links(first, draft, self.then, self.then_loras, spell))
                 self._check_last_frame(end.job, spell)
                 self._check_step_cache(job)
-            if self.name is not None:
-                render_name(self.name, self.values_of(job, "photo"))
-            self.folder_of(self.values_of(job, "photo"))
+            self.placed(job, "photo", "", 1)
 
     def example(self) -> Job:
         """Return the first job of any photo."""
@@ -145,22 +143,23 @@ class JobSpec:
         for number, (draft, variation) in enumerate(product(self.drafts, range(self.variations))):
             draft = replace(draft, last_image=photo.last.key) if photo.last else draft
             index = first_index + number * self.num_links
-            first = self._entry(photo, draft, variation, index)
-            folder = self.folder_of(self.values_of(first.job, photo.name, photo.source, index, variation))
+            first = self._entry(photo, draft, variation)
+            placed = self.placed(first.job, photo.name, photo.source, index, variation)
+            where = {"folder": placed.folder, "name": placed.name}
             for each in (first, *further_links(first, draft, self.then, self.then_loras)):
-                yield replace(each, job=each.job.model_copy(update={"folder": folder}))
+                yield replace(each, job=each.job.model_copy(update=where))
 
-    def folder_of(self, values: Mapping[str, Any]) -> str:
-        """Return the folder of a video; raises InputError as `render_folder`."""
-        return render_folder(self.folder, values) if "{" in self.folder or "}" in self.folder else self.folder
+    def placed(self, job: Job, stem: str, source: str, index: int, variation: int = 0, day: date | None = None) -> Job:
+        """Return a job with the folder and the name of the templates; raises InputError as `render_name`.
 
-    def values_of(
-        self, job: Job, stem: str, source: str = "", index: int = 1, variation: int = 0, day: date | None = None
-    ) -> dict[str, Any]:
-        """Return the fields of templates; `stem` and `source` are the photo's."""
+        `stem` and `source` are the photo's, `index` is the number of the job in the submission, from 1.
+        """
         model = job.model or (model_stem(self.model.name) if self.model and not day else "")
         own = {"index": index, "n": index, "variation": variation + 1, "owner": self.owner}
-        return template_values(job, stem, source, model, day or date.today()) | own
+        values = template_values(job, stem, source, model, day or date.today()) | own
+        name = job.name if self.name is None else render_name(self.name, values)
+        folder = render_folder(self.folder, values) if "{" in self.folder or "}" in self.folder else self.folder
+        return job.model_copy(update={"folder": folder, "name": name})
 
     def _make(self, options: Draft, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
         folder = "" if "{" in self.folder or "}" in self.folder else self.folder
@@ -211,25 +210,22 @@ class JobSpec:
                 field="loop" if is_loop else "last_image",
             )
 
-    def _entry(self, photo: Photo, draft: Draft, variation: int, index: int) -> Entry:
+    def _entry(self, photo: Photo, draft: Draft, variation: int) -> Entry:
         """Create the first job of a video, in the folder by which its id is made."""
         job = self._make(draft, variation, image=photo.key, name=photo.name, photo_size=photo.size)
         drawn = draft.seed is None
         # The position in the submission and the day change each time, and a drawn seed follows from the id.
         same = job.model_copy(update={"seed": 0}) if drawn else job
-        values = self.values_of(same, photo.name, photo.source, 0, variation, ANY_DAY)
-        job = job.model_copy(update={"folder": self.folder_of(values)})
+        of_id = self.placed(same, photo.name, photo.source, 0, variation, ANY_DAY)
+        job = job.model_copy(update={"folder": of_id.folder})
         job_id = job.digest(
             seed_was_drawn=drawn,
-            given_name="" if self.name is None else render_name(self.name, values),
+            given_name="" if self.name is None else of_id.name,
             variation=variation if drawn else 0,
             nonce=self.nonce,
         )
         if drawn:
             job = job.model_copy(update={"seed": seed_of(job_id)})
-        if self.name is not None:
-            name = render_name(self.name, self.values_of(job, photo.name, photo.source, index, variation))
-            job = job.model_copy(update={"name": name})
         usual = known_for(self.model, job.family).usual
         cropped = (crop_warning(each.size, job, (usual.width, usual.height)) for each in (photo, photo.last) if each)
         return Entry(
