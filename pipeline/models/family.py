@@ -68,6 +68,8 @@ class FolderLayout:
     #: fit beside anything, with the share of their weights that is on the GPU then.
     streamed: Mapping[str, float] = field(default_factory=dict)
     weighted: tuple[str, ...]
+    #: By the class of a component, what a file of the right version says in its metadata: others have its shapes, too.
+    versions: Mapping[str, str] = field(default_factory=dict)
     file_names: Mapping[str, FileNames] = field(default_factory=dict)  # by component; none: as diffusers converts them
 
     def of_phases(self, *phases: Phase) -> frozenset[str]:

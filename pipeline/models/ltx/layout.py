@@ -142,6 +142,7 @@ LAYOUT = FolderLayout(
     },
     # Of Gemma 3 12B, embeddings of 1.0 billion weights, the vision tower, and three of 48 layers.
     streamed={"text_encoder": 0.2},
+    versions={"Gemma4UnifiedForConditionalGeneration": "gemma4-12b-ltx"},
     weighted=(TRANSFORMER, UPSAMPLER, "vae", "audio_vae", "vocoder", "connectors", "text_encoder"),
     file_names=FILE_NAMES,
 )

@@ -36,6 +36,7 @@ from svdq.pipeline.models.weights.model_folder import (
     is_rounded,
     is_untrained,
     loaded_files,
+    metadata_of,
     read_index,
     read_json,
     weights_in,
@@ -225,7 +226,7 @@ class ComponentLoader:
 
     def _assemble(self, kind: Any, component: str, device: torch.device, quantized: Any, *, is_kept: bool) -> Any:
         model, stored, loras = self.open_changed(kind, component)
-        for warning in (warning for lora in loras for warning in warnings_of(lora)):
+        for warning in (*self.warnings(component), *(warning for lora in loras for warning in warnings_of(lora))):
             logger.warning("%s", warning)
         how = {"dtype": self.dtype_of(component), "device": device, "quantization": quantized}
         load_weights(model, stored, loras, **how, kept_in=self.layout.blocks if is_kept else None)
@@ -260,6 +261,15 @@ class ComponentLoader:
                 )
         loras = [open_lora(lora, shapes, rename) for lora in self.model.loras if lora.component == component]
         return model, stored, loras
+
+    def warnings(self, component: str) -> Iterator[str]:
+        """Yield a sentence if a component's file does not say that it has the version that the model needs."""
+        file, version = self.model.weights.get(component), self.layout.versions.get(self.class_of(component).__name__)
+        if file is not None and version is not None and version not in metadata_of(file):
+            yield (
+                f"The {component} {file} does not say that it is {version}, which {self.model.base} needs: other "
+                "versions have the same shapes, and make videos that do not follow their prompts."
+            )
 
     def denoisers(self) -> list[str]:
         """Return all denoising components that the model has."""
@@ -303,6 +313,7 @@ def check_model_file(model: ResolvedModel, layout: FolderLayout) -> Iterator[str
         _, _, loras = loader.open_changed(loader.class_of(component), component)
         if component in model.weights:
             yield f"{component}: all weights are in {model.weights[component]}."
+            yield from loader.warnings(component)
         for lora in loras:
             yield f"{component}: {lora.file} changes {len(lora.parts)} weights."
             yield from warnings_of(lora)

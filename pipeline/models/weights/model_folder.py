@@ -160,6 +160,18 @@ def gguf_fields(file: Path) -> Mapping[str, Any]:
         return {}
 
 
+def metadata_of(file: Path) -> str:
+    """Return what a file of weights says about itself, as text; "" if it cannot be read."""
+    if file.suffix == ".gguf":
+        return " ".join(
+            str(field.contents()) for name, field in gguf_fields(file).items() if name.startswith("general.")
+        )
+    try:
+        return " ".join(map(str, SafetensorsFile.open(file).metadata.values()))
+    except (OSError, ValueError):
+        return ""
+
+
 def has_tokenizer(file: Path) -> bool:
     """Return whether the file of a text encoder has its tokenizer inside, as ComfyUI's have; reads the header only."""
     if file.suffix == ".gguf":

@@ -201,7 +201,7 @@ def test_every_component_loads_to_its_dequantized_weights(
     file = f"{component}.safetensors"
     kept = save_quantized(tmp_path / file, weights, kind, rename, in_header=is_quantized is None, **how)
     model = resolve(str(write_model_file(tmp_path, folder_of(base), **{component: file})))
-    assert list(check_model_file(model, layout_of(model))) == [f"{component}: all weights are in {tmp_path / file}."]
+    assert next(check_model_file(model, layout_of(model))) == f"{component}: all weights are in {tmp_path / file}."
     loader = ComponentLoader(model=model, layout=layout_of(model), role=Role(), dtype=torch.float32)
     made, stored = (loader.load(component, CPU, is_kept=is_kept) for is_kept in (False, True))
     changed = [name for name, weight in weights.items() if not torch.equal(weight, kept[name])]
@@ -242,7 +242,8 @@ def test_the_files_of_a_workflow_of_comfyui_are_read(folder_of, tmp_path: Path) 
         prefix = "model.diffusion_model." if component == "transformer" else ""
         rename = partial(original_ltx_name, component=component)
         save_quantized(file, weights, "int8 ConvRot in 16s", rename, prefix=prefix, is_quantized=is_quantized)
-        save_file(load_file(file) | others[component], file)
+        version = {"gemma_config": '{"gemma_version": "gemma4-12b-ltx-v1"}'} if component == "text_encoder" else None
+        save_file(load_file(file) | others[component], file, version)
     for component, parts in (("audio_vae", ("audio_vae", "vocoder")), ("latent_upsampler", ("latent_upsampler",))):
         (tmp_path / given[component]).parent.mkdir(parents=True, exist_ok=True)
         weights = {name: each for part in parts for name, each in stored_ltx(folder, part).items()}
@@ -251,6 +252,9 @@ def test_the_files_of_a_workflow_of_comfyui_are_read(folder_of, tmp_path: Path) 
     model = resolve(str(tmp_path / "mine.toml"))
     checked = [each.partition(":")[0] for each in check_model_file(model, layout_of(model))]
     assert checked == ["audio_vae", "connectors", "latent_upsampler", "text_encoder", "transformer", "vocoder"]
+    save_file(load_file(tmp_path / given["text_encoder"]), tmp_path / given["text_encoder"])
+    (warning,) = (each for each in check_model_file(model, layout_of(model)) if not each.endswith(".safetensors."))
+    assert f"{given['text_encoder']} does not say that it is gemma4-12b-ltx, which {folder} needs" in warning
     numbers, whole = (SizedModel.of(each, "float32").num_weights for each in (model, resolve(str(folder))))
     assert all(numbers[each] == whole[each] for each in ("transformer", "text_encoder", "audio_vae"))
 
