@@ -194,51 +194,43 @@ def test_a_link_that_another_tool_of_rq_cancels_ends_the_rest(site: Site, worker
 
 
 @pytest.mark.slow
-def test_a_chain_outlives_a_kill_in_the_middle(site: Site) -> None:
-    ids = submit(site)
-    group = site.start(1, model="simulated:step_ms=300")
-    wait_until(lambda: site.view(ids[1]).status == "started")
-    group.kill_all()
-    site.start(1, model="simulated:step_ms=1")
-    assert [view.status for view in site.wait(ids)] == ["finished"] * 3
-    assert [len(decoded(Path(site.view(job_id).outputs[0]))) for job_id in ids] == [5, 9, 13]
-    assert len(site.sidecars()) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_begun", [False, True])
-def test_a_link_whose_video_before_was_deleted_names_the_command(site: Site, is_begun: bool) -> None:
-    done = site.run("svdq", "submit", site.photo, "--steps", 40, "--frames", "2", "--then", "", "--json")
-    first, second = (json.loads(line)["id"] for line in told(done).splitlines())
+def test_a_link_whose_video_before_was_deleted_names_the_command(site: Site) -> None:
     site.start(1, model="simulated:step_ms=50")
-    wait_until(lambda: site.view(first).step > 3)
-    if not is_begun:
-        told(site.run("svdq", "pause"))
-    wait_until(lambda: site.view(first).status == "finished" and (not is_begun or site.view(second).step > 3))
-    Path(site.view(first).outputs[0]).unlink()
-    told(site.run("svdq", "resume"))
-    (failed,) = site.wait([second])
-    reason = f"It continues the video of job {first}, whose mp4 was removed; "
-    assert failed.error == f"{reason}`svdq retry --force {first}` renders both."
-    told(site.run("svdq", "retry", "--force", first))
-    assert [view.status for view in site.wait([first, second])] == ["finished"] * 2
+    for is_begun in (False, True):
+        done = site.run("svdq", "submit", site.photo, "--steps", 40, "--frames", "2", "--then", "", "--json", "--force")
+        first, second = (json.loads(line)["id"] for line in told(done).splitlines())
+        wait_until(lambda first=first: site.view(first).step > 3)
+        if not is_begun:
+            told(site.run("svdq", "pause"))
+        wait_until(lambda first=first: site.view(first).status == "finished")
+        wait_until(lambda second=second, is_begun=is_begun: not is_begun or site.view(second).step > 3)
+        Path(site.view(first).outputs[0]).unlink()
+        told(site.run("svdq", "resume"))
+        (failed,) = site.wait([second])
+        reason = f"It continues the video of job {first}, whose mp4 was removed; "
+        assert failed.error == f"{reason}`svdq retry --force {first}` renders both."
+        told(site.run("svdq", "retry", "--force", first))
+        assert [view.status for view in site.wait([first, second])] == ["finished"] * 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_another", [True, False])
-def test_a_link_continues_only_from_a_checkpoint_of_its_first_frame(site: Site, is_another: bool) -> None:
-    done = site.run("svdq", "submit", site.photo, "--steps", 100, "--frames", "2", "--then", "", "--json")
-    first, second = (json.loads(line)["id"] for line in told(done).splitlines())
-    group = site.start(1, model="simulated:step_ms=40")
-    wait_until(lambda: list((site.settings.home / "checkpoints" / second).glob("[1-9]*.safetensors")))
-    group.kill_all()
-    if is_another:  # as a new render of the first link, with another seed, leaves it
-        frame = Path(site.settings.storage, last_frame_key(first))
-        with Image.open(frame) as image:
-            Image.new("RGB", image.size, (9, 99, 199)).save(frame)
-    assert site.start(1, "--burst", model="simulated:step_ms=40", wait=False).end() == 0
-    (sidecar,) = site.sidecars(second)
-    assert bool(sidecar.get("resumed")) is not is_another
+def test_after_a_kill_a_link_continues_only_from_a_checkpoint_of_its_first_frame(site: Site) -> None:
+    """Once it is the same frame, once another one, as a new render of the first link with another seed leaves it."""
+    site.start(1, model="simulated:step_ms=40")
+    for is_another in (False, True):
+        ids = submit(site, "--steps", "100", "--force")
+        kept = site.settings.home / "checkpoints" / ids[1]
+        wait_until(lambda kept=kept: list(kept.glob("[1-9]*.safetensors")), lambda: site.groups[-1].text)
+        site.groups[-1].kill_all()
+        if is_another:
+            frame = Path(site.settings.storage, last_frame_key(ids[0]))
+            with Image.open(frame) as image:
+                Image.new("RGB", image.size, (9, 99, 199)).save(frame)
+        site.start(1, model="simulated:step_ms=40")
+        assert [view.status for view in site.wait(ids)] == ["finished"] * 3
+        assert [len(decoded(Path(site.view(job_id).outputs[0]))) for job_id in ids] == [5, 9, 13]
+        [sidecar] = site.sidecars(ids[1])
+        assert bool(sidecar.get("resumed")) is not is_another
 
 
 @pytest.mark.slow

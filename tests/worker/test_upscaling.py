@@ -1,6 +1,7 @@
 """Real groups with an upscaler: the bits of the model on any number of ranks, kills, chains, and groups without one."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from svdq.worker.intake.source import Intake
 from tests.faults.frames import read_frames
 from tests.upscaling import by_spandrel
 
@@ -64,11 +66,13 @@ def test_a_kill_in_the_upscaling_loses_no_video(site, upscaler_file: Path, upsca
     assert len(site.sidecars()) == 16
 
 
-def test_a_group_without_an_upscaler_says_what_to_do(site) -> None:
+def test_a_group_without_an_upscaler_says_what_to_do(site, open_intake: Callable[..., Intake]) -> None:
     job_id, other = site.submit(upscale="2"), site.submit()
-    site.start(1, "--burst", wait=False).end()
-    assert site.view(other).status == "finished"
-    assert site.view(job_id).error == (
+    request = open_intake().take()
+    assert request is not None
+    assert request.job_id == other
+    [view] = site.wait([job_id])
+    assert view.error == (
         "The job asks for upscale 2, and this worker has no upscaler: start it with SVDQ_UPSCALER, such as a "
         "RealESRGAN model, and `svdq retry` the job, or submit it without upscale."
     )
