@@ -1,19 +1,17 @@
 """What svdq knows of ComfyUI's nodes for LTX-2: videos of one stage, or of two with a latent upsampler between."""
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Schedule, Stage
+from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Stage
 from svdq.pipeline.models.comfyui.model_chain import UNREAD, ModelChain, model_chain, uses_of, value_of_file
 from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, defaults_of, refuse_kinds
 from svdq.pipeline.models.comfyui.source import Source, files_named, frames_of, photo_of, prompt_of
-from svdq.pipeline.models.comfyui.stages import note_euler, note_start
-from svdq.pipeline.models.comfyui.values import quiet_number, quietly, whole_of
+from svdq.pipeline.models.comfyui.values import quietly
 from svdq.pipeline.models.comfyui.widgets import SIZE
-from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, NO_GUIDANCE
+from svdq.pipeline.models.ltx.family import FRAME_STEP
 from svdq.pipeline.models.ltx.layout import (
     DISTILLED_SIGMA_VALUES,
     IMAGE_CRF,
@@ -22,6 +20,7 @@ from svdq.pipeline.models.ltx.layout import (
     UPSAMPLER,
 )
 from svdq.pipeline.models.ltx.workflow_photos import PHOTO_NODES, Photo, photos_in, upsampled_size
+from svdq.pipeline.models.ltx.workflow_sampling import guidance_of, levels_of, note_sampler, num_tokens, read_schedule
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
 
 _WIDGETS = {
@@ -46,8 +45,6 @@ _WIDGETS = {
 _STARTS = {"EmptyLTXVLatentVideo": Encoder(photo=""), "LTXVImgToVideo": Encoder(photo="image")}
 _UPSAMPLERS = ("LTXVLatentUpsampler", "LTXVLatentUpsamplerTiled")
 _PASSING = ("LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVCropGuides")
-#: Settings of LTXVScheduler, with ComfyUI's defaults.
-_OF_SCHEDULER: Mapping[str, float] = {"max_shift": 2.05, "base_shift": 0.95, "stretch": True, "terminal": 0.1}
 #: What svdq cannot, by a part of the name of a node before the last sampler.
 _REFUSED = {
     "iclora": "makes a video with an in-context LoRA",
@@ -87,10 +84,10 @@ def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
     photos = photos_in(graph, [stage.path for stage in stages], version.image_crf)
     size = upsampled_size(graph, start, _STARTS[start.type], _factor(graph, stages))
     frames = frames_of(graph, start, _STARTS[start.type], FRAME_STEP)
-    levels = _levels(graph, first, _num_tokens(size, frames, len(used)))
+    levels = levels_of(graph, first, num_tokens(size, frames, len(used)))
     for stage in used:
-        _note_sampler(graph, stage)
-    guidance = _guidance(graph, first)
+        note_sampler(graph, stage)
+    guidance = guidance_of(graph, first)
     weights = _weights(graph, stages, models[0], version.base)
     source = _source(graph, first, start, photos, size, frames)
     checkpoints = (value_of_file(graph, node.inputs.get("ltxv_path")) for node in graph.nodes.values())
@@ -184,7 +181,7 @@ def _has_second(graph: Graph, stages: Sequence[Stage], models: Sequence[ModelCha
         return False
     if uses_of(models[0]) != uses_of(models[1]):
         graph.note(second.node, "has other LoRAs, or other strengths, than the first sampler; svdq takes the first's")
-    levels = _levels(graph, second, _num_tokens(None, None, 2))
+    levels = levels_of(graph, second, num_tokens(None, None, 2))
     if levels != STAGE_2_DISTILLED_SIGMA_VALUES:
         ours, theirs = (", ".join(f"{each:g}" for each in these) for these in (STAGE_2_DISTILLED_SIGMA_VALUES, levels))
         graph.note(second.node, f"has the noise levels {theirs}; svdq's second stage has {ours}")
@@ -205,84 +202,6 @@ def _factor(graph: Graph, stages: Sequence[Stage]) -> float:
     """Return by how much latents are enlarged before the second stage, by the name of the upsampler's file."""
     name = _upsampler_file(graph, stages[1]) if len(stages) > 1 else None
     return 1 if name is None or "temporal" in name else 1.5 if "x1.5" in name else 2
-
-
-def _num_tokens(size: tuple[int, int] | None, frames: int | None, num_stages: int) -> int:
-    """Return the number of tokens in the first of some stages; a size or frames that are not known count as usual."""
-    width, height = size or (768, 512)
-    return width * height // (LATENT_SIDE * num_stages) ** 2 * (((frames or 121) - 1) // FRAME_STEP + 1)
-
-
-def _levels(graph: Graph, stage: Stage, num_tokens: int) -> tuple[float, ...]:
-    """Return the noise level before each step of a stage."""
-    schedule = stage.schedule
-    part = slice(schedule.start, schedule.end)
-    if schedule.levels is not None:
-        return schedule.levels[part]
-    node = schedule.node
-    if node.type != "LTXVScheduler":
-        what = f"has the schedule {schedule.name}, which svdq lacks for LTX-2"
-        graph.note(stage.node, f"{what}; svdq uses LTXVScheduler's noise levels")
-        return ltx_levels(schedule.steps, num_tokens, **_OF_SCHEDULER)[part]
-    given = {name: quiet_number(graph, node, name) for name in _OF_SCHEDULER}
-    settings = {name: usual if (value := given[name]) is None else value for name, usual in _OF_SCHEDULER.items()}
-    try:
-        return ltx_levels(schedule.steps, num_tokens if "latent" in node.inputs else 4096, **settings)[part]
-    except ArithmeticError as error:
-        raise InputError(f"{node} has settings that give no noise levels; correct them in ComfyUI.") from error
-
-
-def ltx_levels(
-    steps: int, num_tokens: int, *, max_shift: float, base_shift: float, stretch: float, terminal: float
-) -> tuple[float, ...]:
-    """Return the noise levels of LTXVScheduler for a number of tokens: comfy_extras/nodes_lt.py."""
-    shift = base_shift + (max_shift - base_shift) * (num_tokens - 1024) / (4096 - 1024)
-    even = [1 - step / steps for step in range(steps)]
-    levels = [math.exp(shift) / (math.exp(shift) + 1 / level - 1) for level in even]
-    scale = (1 - levels[-1]) / (1 - terminal) if stretch else 1.0
-    return tuple(round(1 - (1 - level) / scale, 6) for level in levels) if scale else tuple(levels)
-
-
-def _note_sampler(graph: Graph, stage: Stage) -> None:
-    """Note a sampler that is another one than Euler's method, as an ancestral one with an eta of 0 is not."""
-    chosen = graph.origin(stage.node.inputs.get("sampler"))
-    is_plain = chosen is not None and "eta" in chosen.inputs and quietly(graph, chosen.inputs["eta"]) == 0
-    if stage.sampler != "euler" and not (is_plain and stage.sampler == "SamplerEulerAncestral"):
-        note_euler(graph, stage)
-    note_start(graph, stage)
-
-
-#: Parameters of svdq by inputs of guiders, and of the parameters of a MultimodalGuider.
-_OF_GUIDERS = {
-    "stg": "stg_scale",
-    "rescale": "guidance_rescale",
-    "video_cfg": "guidance_scale",
-    "audio_cfg": "audio_guidance_scale",
-}
-_OF_PARAMETERS = {
-    "cfg": "guidance_scale",
-    "stg": "stg_scale",
-    "rescale": "guidance_rescale",
-    "modality_scale": "modality_scale",
-}
-
-
-def _guidance(graph: Graph, stage: Stage) -> dict[str, float]:
-    """Return the guidance of a stage as defaults; none where it is off, as it is by default."""
-    found = dict(NO_GUIDANCE) | {"guidance_scale": stage.cfg, "audio_guidance_scale": stage.cfg}
-    if (guider := graph.origin(stage.node.inputs.get("guider"))) is not None:
-        own = {ours: quiet_number(graph, guider, theirs) for theirs, ours in _OF_GUIDERS.items()}
-        found |= {name: value for name, value in own.items() if value is not None}
-        for node in graph.chain(guider.inputs.get("parameters"), "parameters"):  # of the video, and of the sound
-            graph.read(node)
-            if str(node.inputs.get("modality")).upper() == "AUDIO":
-                found["audio_guidance_scale"] = quiet_number(graph, node, "cfg") or 1.0
-                graph.note(node, "guides the sound; svdq takes its cfg, and all else of the video's guidance for both")
-            else:
-                found |= {ours: quiet_number(graph, node, theirs) or 0.0 for theirs, ours in _OF_PARAMETERS.items()}
-            if quietly(graph, node.inputs.get("skip_step")):
-                graph.note(node, "skips steps of the guidance; svdq guides all")
-    return {} if found == NO_GUIDANCE else {name: round(float(value), 6) for name, value in found.items()}
 
 
 def _weights(graph: Graph, stages: Sequence[Stage], model: ModelChain, base: str) -> dict[str, str]:
@@ -336,15 +255,11 @@ def _take(graph: Graph, found: dict[str, str], loader: Node, components: tuple[s
         found |= dict.fromkeys(components, file)
 
 
-def _schedule(graph: Graph, node: Node, slot: int) -> Schedule:
-    return Schedule(node=node, name=node.type, steps=whole_of(graph, node, "steps") or 20)
-
-
 READER = WorkflowReader(
     nodes="LTX|EmptyLTX",
     types=NodeTypes(
         widgets=_WIDGETS,
-        schedules={"LTXVScheduler": _schedule},
+        schedules={"LTXVScheduler": read_schedule},
         guiders=frozenset({"LTXVDualCFGGuider", "MultimodalGuider", "STGGuider"}),
         encoders=_STARTS,
     ),

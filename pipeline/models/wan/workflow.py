@@ -3,21 +3,16 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Schedule, Stage
+from svdq.pipeline.models.comfyui.graph import Encoder, Graph, NodeTypes, Stage
 from svdq.pipeline.models.comfyui.model_chain import ModelChain, model_chain, uses_of
 from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, defaults_of, find_encoder
 from svdq.pipeline.models.comfyui.source import Source, source_of
-from svdq.pipeline.models.comfyui.stages import plain_stage, schedule_from, steps_until
-from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, number_or, text_of, value_of, whole_of
 from svdq.pipeline.models.comfyui.widgets import CONTROL, SIZE
-from svdq.pipeline.models.model_file import ScheduleName
-from svdq.pipeline.models.sigmas import sigmas_of
 from svdq.pipeline.models.wan.family import FRAME_STEP, SIZE_MULTIPLE
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
-from svdq.pipeline.models.wan.workflow_schedule import OWN_LEVELS, scheduler_of
+from svdq.pipeline.models.wan.workflow_sampling import moe_levels, moe_schedule, scheduler_of, two_models, wrapper
 
 _WIDGETS = {
     "LoadWanVideoClipTextEncoder": "model_name precision load_device",
@@ -76,8 +71,6 @@ _REFUSED = {
         "phantom": "makes a video of subjects",
     }.items()
 }
-#: Inputs of WanVideoSampler that are read elsewhere, or that change nothing.
-_READ = {"model", "text_embeds", "image_embeds", "samples", "scheduler", "sigmas", "cfg", "steps", "shift", "seed"}
 
 
 def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
@@ -169,118 +162,14 @@ def _base(graph: Graph, models: Sequence[ModelChain], source: Source) -> tuple[s
     return f"Wan-AI/Wan2.1-I2V-14B-{size or 480}P-Diffusers", (HIGH_NOISE,)
 
 
-def _two_models(graph: Graph, node: Node) -> list[Stage]:
-    """Read WanMoeKSampler, which changes from one model to the other."""
-    stage = plain_stage(graph, node)
-    shift, boundary = number_or(graph, node, "sigma_shift", 8.0), number_or(graph, node, "boundary", 0.9)
-    schedule = replace(stage.schedule, shift=shift, boundary=boundary)
-    high = replace(
-        stage,
-        model=node.inputs.get("model_high_noise"),
-        cfg=number_or(graph, node, "cfg_high_noise", 1.0),
-        schedule=replace(schedule, start=max(0, whole_of(graph, node, "start_at_step"))),
-        keeps_noise=True,
-    )
-    low = replace(
-        stage,
-        model=node.inputs.get("model_low_noise"),
-        path=(),
-        cfg=number_or(graph, node, "cfg_low_noise", 1.0),
-        schedule=schedule,
-        adds_noise=False,
-    )
-    return [high, low]
-
-
-def _wrapper(graph: Graph, node: Node) -> list[Stage]:
-    """Read WanVideoSampler, whose `unipc` and `euler` are diffusers' schedulers."""
-    stage, inputs = plain_stage(graph, node), node.inputs
-    for name, value in inputs.items():
-        if (origin := graph.origin(value)) is not None and name not in _READ and not name.endswith(("step", "steps")):
-            graph.note(origin, f"is the {name} of {node}, which svdq has not; svdq renders without")
-    graph.read(graph.origin(inputs.get("text_embeds")), graph.origin(inputs.get("scheduler")))
-    if number_of(graph, node, "riflex_freq_index"):
-        graph.note(node, "changes the positions of frames (RIFLEx), which svdq does not")
-    return [
-        replace(
-            stage,
-            positive=inputs.get("text_embeds"),
-            negative=inputs.get("text_embeds"),
-            latents=inputs.get("image_embeds"),
-            sampler=f"wrapper:{value_of(graph, inputs.get('scheduler'))}",
-            schedule=_wrapped_schedule(graph, node, stage.schedule.steps),
-            adds_noise=graph.origin(inputs.get("samples")) is None,
-            keeps_noise=True,
-        )
-    ]
-
-
-def _wrapped_schedule(graph: Graph, node: Node, steps: int) -> Schedule:
-    start, end = number_or(graph, node, "start_step", 0), number_or(graph, node, "end_step", -1)
-    boundary = next((each for each in (start, end) if 0 < each < 1), None)  # of WanVideoSigmaToStep
-    own = Schedule(
-        node=node,
-        name=OWN_LEVELS,
-        steps=steps,
-        start=0 if boundary else max(0, int(start)),
-        end=None if boundary or end < 0 else steps_until(int(end), steps),
-        shift=number_or(graph, node, "shift", 5.0),
-        boundary=boundary,
-        denoise=number_or(graph, node, "denoise_strength", 1.0),
-    )
-    sigmas = graph.origin(node.inputs.get("sigmas"))
-    graph.read(sigmas)
-    if sigmas is None or sigmas.type.startswith("WanVideoScheduler"):
-        return own
-    given = schedule_from(graph, node.inputs["sigmas"])
-    return replace(
-        given,
-        start=given.start or own.start,
-        end=own.end if given.end is None else given.end,
-        shift=given.shift or own.shift,
-        boundary=given.boundary or own.boundary,
-        denoise=min(given.denoise, own.denoise),
-    )
-
-
-def _moe_schedule(graph: Graph, node: Node) -> tuple[float, int, int, int]:
-    """Return the first outputs of a WanMoEScheduler: shift, steps, and of them the first expert's and the second's.
-
-    The shift is the smallest multiple of `interval` with which the second expert begins at the `boundary` or above.
-    """
-    boundary, interval, denoise = (number_of(graph, node, name) for name in ("boundary", "interval", "denoise"))
-    high, low = (whole_of(graph, node, name) for name in ("steps_high", "steps_low"))
-    scheduler = text_of(graph, node, "scheduler")
-    is_known = scheduler in get_args(ScheduleName) and 0 < min(high, low) <= max(high, low) < 100
-    if not (is_known and denoise in (None, 1) and boundary and interval and interval >= 0.01):
-        raise UnknownValueError(node)
-    for number in range(1, int(100 / interval) + 1):
-        if sigmas_of(scheduler, high + low, number * interval)[high] >= boundary:
-            return round(number * interval, 2), high + low, high, low
-    raise UnknownValueError(node)
-
-
-def _moe_levels(graph: Graph, node: Node, slot: int) -> Schedule:
-    """Read the noise levels of a WanMoEScheduler: all, the first expert's (5), or the second's (6)."""
-    shift, steps, high, _ = _moe_schedule(graph, node)
-    return Schedule(
-        node=node,
-        name=text_of(graph, node, "scheduler"),
-        steps=steps,
-        start=high if slot == 6 else 0,
-        end=high if slot == 5 else None,
-        shift=shift,
-    )
-
-
 READER = WorkflowReader(
     nodes="Wan|PainterI2V",
     types=NodeTypes(
         widgets=_WIDGETS,
         bundles={"WanVideoScheduler.*": ("sigmas", "steps", "shift", "scheduler", "start_step", "end_step")},
-        outputs={"WanMoEScheduler": _moe_schedule},
-        samplers={"WanVideoSampler": _wrapper, "WanMoeKSampler": _two_models, "WanMoeKSamplerAdvanced": _two_models},
-        schedules={"WanMoEScheduler": _moe_levels},
+        outputs={"WanMoEScheduler": moe_schedule},
+        samplers={"WanVideoSampler": wrapper, "WanMoeKSampler": two_models, "WanMoeKSamplerAdvanced": two_models},
+        schedules={"WanMoEScheduler": moe_levels},
         encoders=_ENCODERS,
     ),
     quiet="WanVideo(Decode|BlockSwap|TorchCompile|VRAM)",
