@@ -120,6 +120,11 @@ def estimate_all(
     """Estimate when all that waits or is in flight will be done; arguments as of `estimate_jobs`."""
     if not waiting.num_jobs and not in_flight:
         return Estimate()
+    finder = GroupFinder(groups)
+    taken = [view for view in in_flight if _is_for_next_round(view, finder.find(view.id, view.worker))]
+    if taken and waiting.num_jobs:
+        waiting = with_more(waiting, [view.parameters for view in taken], len(taken))
+        in_flight = [view for view in in_flight if view not in taken]
     costs = _costs_by_group(groups)
     found = _of_started(in_flight, groups, costs, no_group)
     ends = list(found.values())
@@ -284,15 +289,26 @@ def _of_started(
     return found
 
 
+def _is_for_next_round(view: JobView, group: GroupStatus | None) -> bool:
+    """Whether a group that works in rounds has taken a job, and waits with it for the next one."""
+    if group is None or not group.is_whole or group.intake is None or not group.intake.round_size:
+        return False
+    return view.id not in group.intake.places and not 0 < view.steps <= view.step  # else it is being written
+
+
 def _of_started_in(group: GroupStatus, costs: GroupCosts, view: JobView) -> Estimate:
+    video = costs.of(view.parameters)
+    if group.intake and _is_for_next_round(view, group):
+        if video is None:
+            return Estimate(reason=UNMEASURED)
+        others_s = max(0, len(group.intake.in_flight) - len(group.intake.places) - 1) * video.rounds_pace_s(1)
+        return Estimate(eta_s=_rest_s(group) + others_s + video.video_s() + group.write_s)
     if group.intake and group.intake.round_size:
-        place = group.intake.places.get(view.id)
-        if place is None:  # it is being written, or it was taken just now
-            return Estimate(eta_s=group.write_s) if 0 < view.steps <= view.step else Estimate(reason=UNMEASURED)
+        if (place := group.intake.places.get(view.id)) is None:
+            return Estimate(eta_s=group.write_s)
         is_here = any(rank.job_id == view.id for rank in group.ranks)
         reason = UNMEASURED if place.eta_s is None else ""
         return Estimate(eta_s=place.eta_s, waits_for="" if is_here else str(place), reason=reason)
-    video = costs.of(view.parameters)
     if video is None:  # its first step may have taken far longer than the others, and its decode is not known
         return Estimate(reason=UNMEASURED)
     steps_left = video.work() - video.work(view.step)

@@ -196,10 +196,23 @@ def test_jobs_of_a_round_say_what_they_wait_for_and_when_they_are_done() -> None
     assert eta(started("c", 3), group) == Estimate(eta_s=70.0, waits_for="transformer_2, next")
     new = in_rounds(8, a=("transformer", 0, None), b=("transformer", 1, None))
     assert eta(started("b", 3), new) == Estimate(waits_for="transformer, 1 before it", reason=estimates.UNMEASURED)
-    unknown = in_rounds(8)
-    intake = unknown.intake.model_copy(update={"in_flight": ("d",)})
-    unknown = replace(unknown, ranks=(unknown.ranks[0].model_copy(update={"intake": intake}),))
-    assert eta(started("d", 3), unknown) == Estimate(reason=estimates.UNMEASURED)
+
+
+def test_jobs_taken_for_the_next_round_count_as_waiting() -> None:
+    """With one of them, which is most of the time, a whole queue had no estimate."""
+    group = in_rounds(8, a=("transformer", 0, 70.0))
+    assert group.intake is not None
+    intake = group.intake.model_copy(update={"in_flight": ("a", "d", "e")})
+    group = replace(group, ranks=(group.ranks[0].model_copy(update={"intake": intake}),))
+    video_s = 8 * 0.25 + 0.1 + 2.0
+    jobs = [started("a", 3), *(JobView(id=job_id, status="started", parameters=PARAMETERS) for job_id in "de")]
+    assert eta(jobs[1], group).eta_s == pytest.approx(70 + 2.05 * video_s)
+    assert estimate_all(jobs, Backlog(), [group], ()).eta_s == pytest.approx(70 + 2.05 * video_s)
+    assert estimate_all(jobs, waiting(10), [group], ()).eta_s == pytest.approx(70 + 12 * 1.05 * video_s)
+    unmeasured = replace(
+        group, ranks=(group.ranks[0].model_copy(update={"intake": intake.model_copy(update={"costs": ()})}),)
+    )
+    assert eta(jobs[1], unmeasured) == Estimate(reason=estimates.UNMEASURED)
 
 
 def test_a_waiting_job_comes_after_the_present_round() -> None:
