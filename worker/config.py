@@ -144,7 +144,7 @@ def _parse_size(context: click.Context, parameter: click.Parameter, value: str |
 
 
 def free_host_bytes() -> int:
-    """Return the bytes of host memory that are free, less those that other things need."""
+    """Return the free bytes of host memory, less a reserve for everything but models."""
     import psutil  # only workers have it
 
     return max(0, int(psutil.virtual_memory().available) - HOST_RESERVE_BYTES)

@@ -35,14 +35,14 @@ class RoundsInbox(Inbox):
             return not self._released
 
     def expect(self, index: int, legs: Sequence[Leg], request: Request) -> None:
-        """Add a sample that `put` follows for."""
+        """Announce a sample, which `put` adds later."""
         with self._changed:
             self._rounds.admit(
                 index, legs, num_waiting=request.num_waiting, now=time.monotonic(), priority=request.priority
             )
 
     def put(self, work: Sample) -> None:
-        """Add a sample that was admitted, or of which a leg is done."""
+        """Add a sample that was admitted, or has done a leg."""
         tensors = on_host(work.tensors)
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         with self._changed:

@@ -41,7 +41,7 @@ class Sample:
     #: K+1 indices of its T+2 units, which are the encode, T steps and the decode: rank r does the units from
     #: boundaries[r] up to, not including, boundaries[r+1]. Empty: ranks only warm up for it.
     boundaries: tuple[int, ...]
-    #: The relative costs of its steps, as of `binding.step_costs`; none: 1 each.
+    #: The relative costs of its steps, from `binding.step_costs`; none: 1 each.
     step_costs: tuple[float, ...] = ()
     #: The next denoising step; -1 before it is encoded, -2 before its prompts are, where these wait for their encoder;
     #: `parameters.steps` when denoising is done.
@@ -109,5 +109,5 @@ def sample_body(sample: Sample) -> dict[str, Any]:
 
 
 def sample_from(body: Mapping[str, Any], tensors: State) -> Sample:
-    """Build a sample from its JSON and tensors, as of `sample_body`; raises ValueError if it is none."""
+    """Build a sample from the JSON of `sample_body` and tensors; raises ValueError if the JSON is not valid."""
     return replace(_SAMPLE.validate_python(body), tensors=tensors)

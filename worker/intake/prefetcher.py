@@ -47,7 +47,7 @@ class IntakeOptions:
     #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
     embed: Callable[[VideoParameters], object] = lambda parameters: None  # prompts ahead of time
-    loras: LoraFolder = NO_LORAS  # those that jobs may choose; jobs with others are left to other groups
+    loras: LoraFolder = NO_LORAS  # LoRAs that jobs may choose; jobs with others are left to other groups
     upscales: bool = False  # whether the group has an upscaler; jobs that need one fail otherwise
     codec: Codec | None = None  # reads the latents of finished videos; None: their files are read
     max_attempts: int = 2  # number of crashes of a rank after which the job it computes is set aside

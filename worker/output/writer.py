@@ -31,7 +31,7 @@ from svdq.worker.output.video_files import VideoFiles
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 2  # videos besides those that are written; then the loop waits, which limits memory
+MAX_WAITING = 2  # videos that wait for a writer; with more the loop waits, which limits memory
 BEHIND_S = 5.0  # seconds that the loop waits for the writers before a warning says that they fall behind
 
 

@@ -87,7 +87,7 @@ class GroupWorker(RqWorker):
         return [active for active, answer in zip(active_jobs, renewed, strict=True) if answer != 1]
 
     def find_loras(self) -> None:
-        """Take the jobs that wait for the LoRAs which are there now, too: before the others, as they are older."""
+        """Also take jobs queued for LoRAs that are now here, before the others, as they are older."""
         if self._lora_folder.folder is None:
             return
         if not self._listing.is_alive():
@@ -110,7 +110,7 @@ class GroupWorker(RqWorker):
             pipeline.execute(raise_on_error=False)  # a key may have the wrong type
 
     def num_scheduled(self) -> tuple[int, int]:
-        """Count the due jobs that are not queued yet, and those that are due later."""
+        """Count the scheduled jobs that are due and not queued yet, and the jobs that are due later."""
         registries = [queue.scheduled_job_registry.key for queue in self.queues]
         now_s = int(scripts.server_time(self.connection))
         due = sum(self.connection.zcount(key, "-inf", now_s) for key in registries)

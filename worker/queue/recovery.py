@@ -147,7 +147,7 @@ class Recovery:
             _log_taken_back(queue, popped + self._return_to_queue(queue, unknown, scripts.FOREVER))
 
     def expired(self, seen: _Seen | None = None) -> None:
-        """Return the jobs of other groups whose leases have expired, and those that such groups had popped."""
+        """Return to the queue the jobs of groups whose leases have expired, and the jobs that they had only popped."""
         prefix = self._worker.redis_worker_namespace_prefix
         seen = seen or self.look()
         now_s = seen.now_s

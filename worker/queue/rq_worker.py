@@ -52,7 +52,7 @@ class RqWorker(BaseWorker):
     ) -> None:
         """Make it, without registering it; RQ's listening thread calls `on_stop` with a job id, and `on_shutdown`.
 
-        It takes the jobs of all models, and before them those that are for `model` alone.
+        It takes the jobs for `model` alone first, then the jobs for any model.
         """
         names = dict.fromkeys((model, None))
         super().__init__(
@@ -161,7 +161,7 @@ class RqWorker(BaseWorker):
     def finish(self, ends: Sequence[tuple[ActiveJob, dict[str, Any]]]) -> list[bool | redis.ResponseError]:
         """End jobs as finished, each with its result, in one round trip, and queue the jobs that depend on them.
 
-        Returns False for each that is held no longer, and an error for each of which a key has the wrong type.
+        Returns for each job True, False if it is held no longer, or the error if a key of it has the wrong type.
         """
         return self._end([(active, JobStatus.FINISHED, result) for active, result in ends])
 
