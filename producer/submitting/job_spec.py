@@ -8,7 +8,6 @@ from itertools import product
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.families import FAMILIES
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer.job import Job, model_stem
@@ -26,6 +25,7 @@ from svdq.producer.records import LINK_NOTE, LOCATION_NOTE, SOURCE_NOTE, TAKEN_N
 from svdq.producer.submitting.chain_jobs import check_first, further_links
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.entries import Entry
+from svdq.producer.submitting.model_choice import check_last_frame, check_step_cache, threshold_for
 from svdq.producer.submitting.new_job import known_for, make_job, seed_of
 from svdq.producer.submitting.parameters import MAX_VIDEOS, WITH_PROMPTS, as_flag
 from svdq.producer.submitting.photos import Photo, crop_warning
@@ -130,8 +130,8 @@ class JobSpec:
                     check_first(job, spell)
                 first = Entry(job=job, job_id="0" * 20)
                 *_, end = (first, *further_links(first, draft, self.then, self.then_loras, spell))
-                self._check_last_frame(end.job, spell)
-                self._check_step_cache(job)
+                check_step_cache(self.model, job, self.at)
+                check_last_frame(self.model, end.job, self.at, spell)
             self.placed(job, "photo", "", 1)
 
     def example(self) -> Job:
@@ -168,47 +168,11 @@ class JobSpec:
             options = replace(options, family=self._family_of(options))
         if isinstance(options.step_cache, str):
             plain = make_job(replace(options, step_cache=None), model=self.model, spell=spell, **photo)
-            options = replace(options, step_cache=self._threshold(plain, options.step_cache, spell))
+            threshold = threshold_for(self.model, plain, self.at, options.step_cache, spell)
+            options = replace(options, step_cache=threshold)
         job = make_job(options, model=self.model, spell=spell, variation=variation, **photo)
         # The last frame is for the last link.
         return job.model_copy(update={"last_image": None}) if self.then and getattr(job, "last_image", None) else job
-
-    def _threshold(self, job: Job, speedup: str, spell: Callable[[str], str]) -> float:
-        """Return the threshold with which the expected model makes a video as many times as fast as `1.5x` says."""
-        model = self.model
-        if model is None or model.is_assumed or not self._is_for(model, job):
-            raise InputError(
-                f"{spell('step_cache')} {speedup} needs the model, which is not known here; give a threshold, such as "
-                "0.06.",
-                field="step_cache",
-            )
-        assert model.family.threshold_for is not None, "other families have no step_cache"
-        return model.family.threshold_for(job.parameters, model.facts, float(speedup.removesuffix("x")))
-
-    def _check_step_cache(self, job: Job) -> None:
-        model = self.model
-        if getattr(job, "step_cache", 0.0) and model and not model.is_assumed and self._is_for(model, job):
-            model.complete(job.parameters)
-
-    def _is_for(self, model: KnownModel, job: Job) -> bool:
-        """Return whether the expected model makes a job, as far as is known."""
-        # Later there may be other workers, and the configured model decides only about its family.
-        is_for_it = model.family.name == job.family if model.is_configured else self.at is None
-        return is_for_it and job.model in (None, model_stem(model.name))
-
-    def _check_last_frame(self, job: Job, spell: Callable[[str], str]) -> None:
-        model = self.model
-        if model is None or model.takes_last_photo or not getattr(job, "has_last_photo", False):
-            return
-        if self._is_for(model, job):
-            is_loop = getattr(job, "loop", False)
-            whose = f"configured model {model.name}" if model.is_configured else f"workers' model {model.name}".rstrip()
-            raise InputError(
-                f"{spell('loop' if is_loop else 'last_image')} does not apply to the {whose}, which takes no last "
-                f"frame; leave it out, or use a model that takes one, such as {_takes_last_photo()}"
-                f"{' (' + spell('boomerang') + ' works with all)' if is_loop else ''}.",
-                field="loop" if is_loop else "last_image",
-            )
 
     def _entry(self, photo: Photo, draft: Draft, variation: int) -> Entry:
         """Create the first job of a video, in the folder by which its id is made."""
@@ -251,13 +215,3 @@ class JobSpec:
 
 
 NO_OPTIONS = JobSpec()
-
-
-def _takes_last_photo() -> str:
-    """Return the hub id of a model that takes a photo of the last frame."""
-    return next(
-        name
-        for family in FAMILIES
-        for name, model in family.models.items()
-        if family.takes_last_photo(model.facts) and not family.needs_last_photo(model.facts)
-    )

@@ -1,18 +1,19 @@
-"""Chooses the model of new jobs, and queues again what another model made."""
+"""Chooses the model of new jobs, says what it cannot make, and queues again what another model made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS, published_model
+from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, published_model
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.names.model_names import check_name, family_of_model, has_weights, known_model
 from svdq.producer import job_control
 from svdq.producer.embedded_redis import running_url
-from svdq.producer.job import JOBS, model_stem
+from svdq.producer.job import JOBS, Job, model_stem
 from svdq.producer.queue import session
 from svdq.producer.results.finished_videos import has_files
 from svdq.producer.settings import Settings
@@ -127,3 +128,55 @@ def render_again(
         replace(each, again=reasons[each.id], status="queued", is_new=True) if each.id in reasons else each
         for each in made
     ]
+
+
+def _is_for(model: KnownModel, job: Job, at: datetime | None) -> bool:
+    """Return whether the expected model makes a job that is queued at some time, as far as is known."""
+    # Later there may be other workers, and the configured model decides only about its family.
+    is_for_it = model.family.name == job.family if model.is_configured else at is None
+    return is_for_it and job.model in (None, model_stem(model.name))
+
+
+def threshold_for(
+    model: KnownModel | None, job: Job, at: datetime | None, speedup: str, spell: Callable[[str], str]
+) -> float:
+    """Return the step_cache with which the expected model makes a video as many times as fast as `1.5x` says."""
+    if model is None or model.is_assumed or not _is_for(model, job, at):
+        raise InputError(
+            f"{spell('step_cache')} {speedup} needs the model, which is not known here; give a threshold, such as "
+            "0.06.",
+            field="step_cache",
+        )
+    assert model.family.threshold_for is not None, "other families have no step_cache"
+    return model.family.threshold_for(job.parameters, model.facts, float(speedup.removesuffix("x")))
+
+
+def check_step_cache(model: KnownModel | None, job: Job, at: datetime | None) -> None:
+    """Raise InputError if the expected model is known, and skips none of the steps of a job that asks for it."""
+    if getattr(job, "step_cache", 0.0) and model and not model.is_assumed and _is_for(model, job, at):
+        model.complete(job.parameters)
+
+
+def check_last_frame(model: KnownModel | None, job: Job, at: datetime | None, spell: Callable[[str], str]) -> None:
+    """Raise InputError if a job has a last frame that the expected model does not take."""
+    if model is None or model.takes_last_photo or not getattr(job, "has_last_photo", False):
+        return
+    if _is_for(model, job, at):
+        is_loop = getattr(job, "loop", False)
+        whose = f"configured model {model.name}" if model.is_configured else f"workers' model {model.name}".rstrip()
+        raise InputError(
+            f"{spell('loop' if is_loop else 'last_image')} does not apply to the {whose}, which takes no last "
+            f"frame; leave it out, or use a model that takes one, such as {_takes_last_photo()}"
+            f"{' (' + spell('boomerang') + ' works with all)' if is_loop else ''}.",
+            field="loop" if is_loop else "last_image",
+        )
+
+
+def _takes_last_photo() -> str:
+    """Return the hub id of a model that takes a photo of the last frame."""
+    return next(
+        name
+        for family in FAMILIES
+        for name, model in family.models.items()
+        if family.takes_last_photo(model.facts) and not family.needs_last_photo(model.facts)
+    )
