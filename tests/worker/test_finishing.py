@@ -1,7 +1,6 @@
 """Finished videos that are upscaled later: from their latents the same bits as at once, else from their mp4."""
 
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -33,16 +32,37 @@ def render(site, ranks: int = 1, *options: str, **environment: str) -> None:
     assert site.start(ranks, "--burst", *options, wait=False, **environment).end() == 0, site.groups[-1].text
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_kept_latents_give_the_bits_of_upscaling_at_once(site, upscaler: dict[str, str], ranks: int) -> None:
+def test_kept_latents_give_the_bits_of_upscaling_at_once_else_the_mp4_is_upscaled_and_the_notice_says_so(
+    site, upscaler_file: Path, upscaler: dict[str, str]
+) -> None:
     values = {"seed": 5, "frames": 3, "formats": ("png", "mp4")}
     made, at_once = site.submit(**values), site.submit(**values, upscale="2")
-    render(site, ranks, SVDQ_KEEP_LATENTS="1", **upscaler)
-    kept = Path(site.settings.storage) / "latents" / f"{made}.safetensors"
+    flags = ("--family", "svd", "--frames", "3", "--steps", "2", "--size", "64x64", "--seed", "1", "--json")
+    lines = site.run("svdq", "submit", site.photo, *flags, "--boomerang", "--format", "mp4", "--format", "png").stdout
+    lines += site.run("svdq", "submit", site.photo, *flags, "--then", "").stdout
+    boomerang, link, chain = (json.loads(line)["id"] for line in lines.splitlines())
+    gone = site.submit(formats=("mp4",))
+    render(site, 2, SVDQ_KEEP_LATENTS="1", **upscaler)
+    storage = Path(site.settings.storage)
+    kept = storage / "latents" / f"{made}.safetensors"
     assert {*load_file(kept)} == {"latents"}, "all that the decode needs"
-    files = {path: path.read_bytes() for path in Path(site.settings.storage).glob("outputs/**/*") if path.is_file()}
+    for job_id in (boomerang, link, chain, gone):
+        (storage / "latents" / f"{job_id}.safetensors").unlink(missing_ok=True)
+    files = {path: path.read_bytes() for path in storage.glob("outputs/**/*") if path.is_file()}
     [later] = finish(site, made[:8], "--upscale", "2")
-    render(site, ranks, **upscaler)
+    record_verdict(site.connection, [chain], "keep")
+    of_mp4s = [
+        job_id
+        for which in (boomerang, "--kept")
+        for job_id in finish(site, which, "--upscale", "2", "--output", "upscaled/{photo}-{seed}")
+    ]
+    [of_none] = finish(site, gone, "--upscale", "2")
+    refused = site.run("svdq", "remove", gone, "--yes")
+    assert (refused.returncode, f"is needed by job {of_none!r}" in refused.stderr) == (2, True)
+    for path in storage.glob(f"outputs/photo-{gone}.*"):
+        path.unlink()  # by hand
+        del files[path]
+    render(site, 2, **upscaler)
     assert later not in (made, at_once)
     np.testing.assert_array_equal(site.frames(later), site.frames(at_once))
     [sidecar] = site.sidecars(later)
@@ -51,23 +71,7 @@ def test_kept_latents_give_the_bits_of_upscaling_at_once(site, upscaler: dict[st
     assert not {"encode", "resumed"} & {*sidecar["seconds"], *sidecar}
     assert sidecar["shown"] == {"width": 128, "height": 128}
     assert all(path.read_bytes() == data for path, data in files.items())
-    assert finish(site, made, "--upscale", "2") == [later]
-    assert site.run("svdq", "remove", made, "--yes").returncode == 0
-    assert not kept.exists()
-
-
-def test_without_latents_the_mp4_is_upscaled_and_the_notice_says_so(
-    site, upscaler_file: Path, upscaler: dict[str, str]
-) -> None:
-    flags = ("--family", "svd", "--frames", "3", "--steps", "2", "--size", "64x64", "--seed", "1", "--json")
-    lines = site.run("svdq", "submit", site.photo, *flags, "--boomerang", "--format", "mp4", "--format", "png").stdout
-    lines += site.run("svdq", "submit", site.photo, *flags, "--then", "").stdout
-    jobs = [json.loads(line)["id"] for line in lines.splitlines()]
-    render(site)
-    record_verdict(site.connection, [jobs[0], jobs[2]], "keep")
-    later = finish(site, "--kept", "--upscale", "2", "--output", "upscaled/{photo}-{seed}")
-    render(site, **upscaler)
-    for job_id, number in zip(later, (4, 5), strict=True):
+    for job_id, number in zip(of_mp4s, (4, 5), strict=True):
         view = site.view(job_id)
         assert view.status == "finished", view.error
         assert view.notice.endswith("upscaled from its mp4, a lossy copy")
@@ -75,22 +79,14 @@ def test_without_latents_the_mp4_is_upscaled_and_the_notice_says_so(
         assert path.parent.name == "upscaled"
         assert path.name == f"photo-1-{job_id}.mp4"
         assert read_frames(path).shape == (number, 128, 128, 3)
-    expected = by_spandrel(upscaler_file, read_mp4(Path(site.view(jobs[0]).outputs[0]), (64, 64)))
-    np.testing.assert_array_equal(read_frames(Path(site.view(later[0]).outputs[1])), expected)
-
-
-def test_a_video_that_is_gone_fails_its_job_with_a_sentence(site, upscaler: dict[str, str]) -> None:
-    made = site.submit(formats=("mp4",))
-    render(site)
-    [later] = finish(site, made, "--upscale", "2")
-    refused = site.run("svdq", "remove", made, "--yes")
-    assert (refused.returncode, f"is needed by job {later!r}" in refused.stderr) == (2, True)
-    for path in Path(site.settings.storage).glob(f"outputs/photo-{made}.*"):
-        path.unlink()  # by hand
-    site.start(1, "--burst", wait=False, **upscaler).end()
-    assert site.view(later).error == (
-        f"The video 'photo-{made}' that it upscales was removed from the storage; submit it anew."
+    expected = by_spandrel(upscaler_file, read_mp4(Path(site.view(boomerang).outputs[0]), (64, 64)))
+    np.testing.assert_array_equal(read_frames(Path(site.view(of_mp4s[0]).outputs[1])), expected)
+    assert site.view(of_none).error == (
+        f"The video 'photo-{gone}' that it upscales was removed from the storage; submit it anew."
     )
+    assert finish(site, made, "--upscale", "2") == [later]
+    assert site.run("svdq", "remove", made, "--yes").returncode == 0
+    assert not kept.exists()
 
 
 @pytest.mark.parametrize(
@@ -130,6 +126,7 @@ def test_the_sound_of_an_mp4_is_kept_beside_its_frames(storage: Storage) -> None
     assert np.abs(found.tensors["sound"].numpy()[:, middle] - np.stack([tone, -tone])[:, middle]).max() < 0.05
 
 
+@pytest.mark.long
 def test_latents_are_decoded_in_rounds(site, upscaler_file: Path, upscaler: dict[str, str]) -> None:
     model = "simulated:step_ms=1,segments=1+1,load_ms=1"
     values = {"frames": 2, "steps": 2, "formats": ("png",)}
@@ -137,24 +134,5 @@ def test_latents_are_decoded_in_rounds(site, upscaler_file: Path, upscaler: dict
     render(site, 1, "--experts", "rounds", model=model, SVDQ_KEEP_LATENTS="1")
     later = finish(site, *jobs, "--upscale", "2")
     render(site, 1, "--experts", "rounds", model=model, **upscaler)
-    for made, job_id in zip(jobs, later, strict=True):
-        np.testing.assert_array_equal(site.frames(job_id), by_spandrel(upscaler_file, site.frames(made)))
-
-
-@pytest.mark.long
-def test_a_kill_while_finished_videos_are_upscaled_loses_none(
-    site, upscaler_file: Path, upscaler: dict[str, str], until
-) -> None:
-    values = {"width": 128, "height": 128, "frames": 4, "steps": 2, "formats": ("png",)}
-    jobs = [site.submit(**values, seed=number) for number in range(12)]
-    render(site, 2, SVDQ_KEEP_LATENTS="1")
-    later = finish(site, *jobs, "--upscale", "2")
-    group = site.start(2, **upscaler)
-    until(lambda: any(site.view(each).step == 2 and not site.view(each).ended for each in later))
-    group.kill_all()
-    group = site.start(2, **upscaler)
-    assert [view.status for view in site.wait(later)] == ["finished"] * 12
-    group.send_signal(signal.SIGTERM)
-    assert group.end() == 0
     for made, job_id in zip(jobs, later, strict=True):
         np.testing.assert_array_equal(site.frames(job_id), by_spandrel(upscaler_file, site.frames(made)))

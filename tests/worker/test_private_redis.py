@@ -160,7 +160,7 @@ def test_a_running_or_killed_worker_leaves_its_password_in_no_file(site, until, 
     folder.mkdir()
     server = OwnRedis(folder, "--requirepass", SECRET)
     try:
-        group = site.start(2, SVDQ_REDIS_URL=server.url(f":{SECRET}"))
+        group = site.start(1, SVDQ_REDIS_URL=server.url(f":{SECRET}"))
         [config] = site.settings.home.rglob("config.json")
         assert files_with_secret(site.folder) == []
         group.send_signal(signal.SIGKILL)
