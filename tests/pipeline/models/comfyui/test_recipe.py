@@ -10,6 +10,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.recipe import Recipe, read_recipe
+from svdq.pipeline.models.comfyui.workflow import read_workflow
 from svdq.pipeline.models.wan.family import FAMILY as WAN
 from svdq.pipeline.models.wan.workflow import READER
 from tests.pipeline.models.comfyui.workflows import TEMPLATES, ltx, node, read, template, two_experts, wrapper, written
@@ -235,6 +236,14 @@ def test_stable_video_diffusion_and_a_photo_that_another_model_makes() -> None:
         "ImageOnlyCheckpointLoader (15) loads svd_xt.safetensors, a checkpoint in one file",
         "SVD_img2vid_Conditioning (12) makes a video of 6 frames a second, to be played at 10",
     ]
+
+
+def test_the_size_of_stable_video_diffusion_is_one_that_it_takes() -> None:
+    workflow = read_workflow(TEMPLATES / "txt_to_image_to_video.json")
+    conditioning = next(each for each in workflow["nodes"] if each["type"] == "SVD_img2vid_Conditioning")
+    conditioning["widgets_values"][:2] = [1000, 600]
+    found = read(workflow)
+    assert (found.source.size, found.defaults["width"], found.defaults["height"]) == ((960, 576), 960, 576)
 
 
 def test_samplers_that_do_not_go_on_where_the_one_before_ends() -> None:
