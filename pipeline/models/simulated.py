@@ -94,8 +94,8 @@ class SimulatedModel(VideoModel):
         here = self._role.has if not self.sets else self._held.__eq__
         self._missing = [each for each in self.segments(parameters) if not here(each.component)]
         self._costs_of_steps, self._last = step_costs or [1.0] * parameters.steps, -1
+        self._latents = state["latents"].clone()  # a checkpoint of the state may still wait to be written
         # numpy sets one element ten times faster than torch, which keeps the host's share of a simulated step small.
-        self._latents = state["latents"]
         self._flat = self._latents.cpu().numpy().reshape(-1)
         self._number = int(self._flat[0])
         return self

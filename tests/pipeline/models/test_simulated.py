@@ -56,3 +56,12 @@ def test_a_rank_does_only_the_steps_of_its_experts() -> None:
 def test_wrong_segments_are_one_sentence(segments: str) -> None:
     with pytest.raises(InputError, match=r"written like 15\+25"):
         open_simulated(f"simulated:segments={segments}")
+
+
+def test_steps_leave_the_state_that_they_began_with() -> None:
+    """It may be a checkpoint that is not written yet."""
+    model, parameters = open_simulated("simulated:step_ms=0"), video(3)
+    state = model.encode(None, parameters)
+    before = state["latents"].clone()
+    model.denoiser(state, parameters).step(state, 0)
+    assert torch.equal(state["latents"], before)
