@@ -15,7 +15,7 @@ from svdq.producer import job_control
 from svdq.producer.embedded_redis import running_url
 from svdq.producer.job import JOBS, Job, model_stem
 from svdq.producer.queue import session
-from svdq.producer.results.finished_videos import has_files
+from svdq.producer.results.finished_videos import find_results, has_files
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view_many
 from svdq.producer.status.registries import running_known, running_models
@@ -101,17 +101,19 @@ def render_again(
     if not finished:
         return list(made)
     views = list(view_many(connection, finished))
-    are_there = ordered_map(
-        lambda view: has_files(storage, view.id, view.parameters), views, num_threads=storage.num_threads
-    )
+    are_there = [
+        *ordered_map(lambda view: has_files(storage, view.id, view.parameters), views, num_threads=storage.num_threads)
+    ]
+    gone = {view.id for view, is_there in zip(views, are_there, strict=True) if not is_there}
+    gone -= {result.job_id for result in find_results(storage, job_ids=gone)} if gone else set()  # in other folders
     before = {each.id: each.job.predecessor for each in made}
     reasons: dict[str, str] = {}
     replaced: set[str] = set()
-    for view, verdict, is_there in zip(views, read_verdicts(connection, finished), are_there, strict=True):
+    for view, verdict in zip(views, read_verdicts(connection, finished), strict=True):
         wanted = view.parameters.get("family", DEFAULT_FAMILY)
         able = {name for name, family in models.items() if family in (None, wanted)}
         is_of_another = view.model and able and not {model_stem(view.model), view.parameters.get("model")} & able
-        if not is_there:
+        if view.id in gone:
             reasons[view.id] = "its files are gone, so it is rendered again"
         elif is_of_another and verdict != "keep":
             reasons[view.id] = f"replaces the video that {view.model} made"

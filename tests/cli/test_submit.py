@@ -15,6 +15,7 @@ from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from svdq.producer.verdicts import record_verdict
 from tests.conftest import Cli
+from tests.finished import add_video
 from tests.queued import finish, write_files
 from tests.ranks import rank, save
 
@@ -207,6 +208,16 @@ def test_a_finished_job_whose_files_are_gone_is_rendered_again(
     assert (waited.returncode, waited.stderr.count(f"{str(video)!r} was removed")) == (1, 1)
     assert "its files are gone, so it is rendered again" in svdq("submit", photo).stdout
     assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == [job_id]
+
+
+def test_a_finished_video_stays_in_a_folder_that_was_renamed(
+    svdq: Cli, connection: redis.Redis, photo: Path, storage: Storage
+) -> None:
+    job_id = json.loads(svdq("submit", photo, "--output", "trip", "--json").stdout)["id"]
+    add_video(storage, 1, job_id=job_id, folder="trip")
+    finish(fetch(connection, job_id), {"outputs": ["x.mp4"]})
+    storage.folder.joinpath("outputs", "trip").rename(storage.folder / "outputs" / "journey")
+    assert "exists already, finished" in svdq("submit", photo, "--output", "trip").stdout
 
 
 def test_a_video_that_is_marked_to_keep_is_not_replaced(
