@@ -138,6 +138,7 @@ def test_steps_are_those_of_diffusers_scheduler_with_a_perfect_v(model, photo):
         assert (ours - theirs).abs().max() < 5e-6 * scale + 1e-6 * float(sigma)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.integers(0, 2**40), st.integers(0, 6), st.integers(1, 2))
 def test_bits_depend_neither_on_who_does_a_step_nor_on_threads(photo, model, seed, cut, threads):

@@ -73,6 +73,7 @@ def test_weights_arrive_whole_through_small_buffers(dtype, shape) -> None:
     assert torch.equal(Uploader(CPU, 64)(turned), turned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("host_bytes", "expected"), [(10**9, "ab"), (0, "abab"), (4 * (64 + 16 + 8), "abb")])
 def test_components_are_read_again_only_if_host_memory_has_no_room(host_bytes, expected) -> None:
     loaded = []
@@ -89,6 +90,7 @@ def test_components_are_read_again_only_if_host_memory_has_no_room(host_bytes, e
     assert "".join(loaded) == expected
 
 
+@pytest.mark.slow
 def test_what_must_not_stay_is_dropped_and_what_is_used_is_not_read_again() -> None:
     loaded = []
     residency = Residency(CPU, 10**9, lambda name: loaded.append(name) or nn.Linear(2, 2))

@@ -114,6 +114,7 @@ def test_a_unet_with_the_names_of_its_authors_is_refused_by_these(tiny_model: Pa
         list(check_model_file(model, layout_of(model)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_transformer_with_original_names_has_all_weights(tmp_path: Path, variant: Variant) -> None:
     write_tiny_wan(tmp_path / "wan", variant)
