@@ -50,27 +50,22 @@ local function take_turns(queue, ids)
   for number = 2, rounds do
     ends[number] = math.max(ends[number], ends[number - 1])
   end
-  local moves = {} -- for each job the last place before it, its number, its place among `ids`, and its id
+  -- By number, and of the same number in their order. The places for higher numbers come later.
+  local moves, found = {}, {}
   for i, id in ipairs(ids) do
     local number = (counts[owners[id]] or 0) + 1
     counts[owners[id]] = number
-    moves[i] = {ends[math.min(number, rounds)] or 0, number, i, id}
+    moves[i] = number * 1e6 + i
+    found[moves[i]] = id
   end
-  table.sort(moves, function(a, b)
-    for i = 1, 3 do
-      if a[i] ~= b[i] then
-        return a[i] < b[i]
-      end
-    end
-    return false
-  end)
+  table.sort(moves)
   local place = 1
   for _, move in ipairs(moves) do
-    place = math.max(place, move[1] + 1)
+    place = math.max(place, (ends[math.min(math.floor(move / 1e6), rounds)] or 0) + 1)
     while owners[waiting[place]] do -- it is to be moved, too
       place = place + 1
     end
-    local after, id = waiting[place], move[4]
+    local after, id = waiting[place], found[move]
     if redis.call('lrem', queue, -1, id) == 1 then
       redis.call(after and 'linsert' or 'rpush', queue, unpack(after and {'before', after, id} or {id}))
     end

@@ -80,10 +80,7 @@ class GroupWorker(RqWorker):
                 scripts.renew_lease(pipeline, active.queue, active.execution, now_s + LEASE_S, LEASE_S)
             answers = pipeline.execute(raise_on_error=False)
         renewed = answers[len(answers) - len(active_jobs) :]
-        if error := next(
-            (each for each in renewed if isinstance(each, Exception) and not scripts.is_wrong_type(each)), None
-        ):
-            raise error
+        scripts.check_answers(renewed)
         return [active for active, answer in zip(active_jobs, renewed, strict=True) if answer != 1]
 
     def find_loras(self) -> None:
@@ -253,10 +250,7 @@ class GroupWorker(RqWorker):
                 self.set_state(WorkerStatus.BUSY, pipeline=begins)
                 scripts.begin(pipeline, self.name, active.execution, begins)
             answers = pipeline.execute(raise_on_error=False)
-        if error := next(
-            (each for each in answers if isinstance(each, Exception) and not scripts.is_wrong_type(each)), None
-        ):
-            raise error
+        scripts.check_answers(answers)
         for active, answer in zip(jobs, answers, strict=True):
             if isinstance(answer, Exception):
                 self._drop_unreadable(active.queue, active.id)

@@ -189,9 +189,7 @@ class RqWorker(BaseWorker):
                 self._put_end(commands, active.rq_job, status, outcome, active.execution)
                 scripts.finish(pipeline, active.queue, active.execution, commands)
             answers = pipeline.execute(raise_on_error=False)
-        for answer in answers:
-            if isinstance(answer, Exception) and not scripts.is_wrong_type(answer):
-                raise answer
+        scripts.check_answers(answers)
         for (active, _, _), answer in zip(ends, answers, strict=True):
             if answer == scripts.HAS_DEPENDENTS:
                 self.enqueue_dependents(active.queue, active.rq_job)

@@ -4,7 +4,7 @@ A job is in exactly one of these at any time: its queue; RQ's intermediate queue
 registry of executions (`rq:wip:…`); or a registry of ended jobs. Processes compare only times of the clock of Redis.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -57,6 +57,13 @@ def server_time(connection: redis.Redis) -> float:
 def is_wrong_type(error: Exception) -> bool:
     """Whether a command failed because another program has given a key of a job the wrong type."""
     return isinstance(error, redis.ResponseError) and "WRONGTYPE" in str(error)
+
+
+def check_answers(answers: Iterable[object]) -> None:
+    """Raise the first error of a pipeline's answers, except for keys of the wrong type."""
+    for answer in answers:
+        if isinstance(answer, Exception) and not is_wrong_type(answer):
+            raise answer
 
 
 def pop(
