@@ -66,7 +66,7 @@ _FACTOR, _SIZE = re.compile(r"\d(\.\d{1,3})?"), re.compile(r"(\d{2,4})[xX](\d{2,
 class LoraChoice(BaseModel):
     """A LoRA that a job chooses: a file in the workers' folder of LoRAs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(min_length=1, max_length=1000)  # its path in that folder, without `.safetensors`
     strength: float = Field(1.0, ge=-10, le=10)  # factor on all that it adds
@@ -112,7 +112,7 @@ def _split_strength(text: str) -> tuple[str, float | None]:
 class VideoParameters(BaseModel):
     """The parameters of one video; pydantic.ValidationError if a value is out of range or unknown."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     title: ClassVar[str]  # the family of models in messages
     side_multiple: ClassVar[int]  # the sides of a video must be multiples of this many pixels

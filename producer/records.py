@@ -33,7 +33,8 @@ REPLACED_NOTE = "replaced"  # the note with the digest of the sidecar of a finis
 class Record(BaseModel):
     """Frozen record of finite numbers; unknown fields, of later versions, are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    # Here and in all parameters, pydantic builds a class on first use: a short command uses few of them.
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", allow_inf_nan=False)
 
 
 def reason_invalid(error: ValidationError) -> str:
@@ -96,7 +97,7 @@ class JobResult(Record):
 class _Open(BaseModel):
     """Frozen part of a sidecar; unknown fields, of later versions, are kept."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="allow", allow_inf_nan=False)
 
 
 class SidecarModel(_Open):
@@ -113,7 +114,7 @@ class Sidecar(_Open):
     svdq: str
     job_id: str = ""
     job: dict[str, Any]  # of another version, it may have other fields
-    model: SidecarModel = SidecarModel()
+    model: SidecarModel = Field(default_factory=SidecarModel)
     versions: dict[str, str] = {}  # of packages that can change bits
     #: Paths or URLs of the files when they were written; they stay beside the sidecar.
     outputs: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ _STATUSES = frozenset(status.value for status in JobStatus)
 class _Values(BaseModel):
     """The attributes of a job that would fail later, when the job ends, if they were not of these types."""
 
-    model_config = ConfigDict(from_attributes=True, strict=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(from_attributes=True, defer_build=True, strict=True, arbitrary_types_allowed=True)
 
     created_at: Time
     enqueued_at: Time | None

@@ -29,7 +29,7 @@ _Sigma = Annotated[float, Field(gt=0, le=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
 
 class LoraEntry(_Section):
@@ -103,7 +103,7 @@ class ModelFile(_Section):
     weights: dict[str, str] = {}
     lora: tuple[LoraEntry, ...] = ()
     defaults: dict[str, Any] = {}  # parameters that a job leaves open
-    scheduler: SchedulerEntry = SchedulerEntry()  # type: ignore[call-arg]
+    scheduler: SchedulerEntry = Field(default_factory=SchedulerEntry)  # type: ignore[arg-type]
     step_cache: StepCacheEntry | None = None
 
     @field_validator("base")

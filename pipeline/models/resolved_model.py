@@ -21,7 +21,7 @@ def _parsed_costs(costs: object) -> object:
 class Timings(BaseModel):
     """The simulated costs of a model: of a denoising step, an encode and a decode, in milliseconds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
     step_ms: float = Field(50.0, ge=0)
     encode_ms: float = Field(0.0, ge=0)
@@ -56,7 +56,7 @@ class Timings(BaseModel):
 class LoraFile(BaseModel):
     """One LoRA of a component."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
     file: Path
     component: str
@@ -70,7 +70,7 @@ class ResolvedModel(BaseModel):
     """A folder that a family of models reads, or a model made in code: simulated if it has timings, else preview."""
 
     # Schedulers have infinite settings.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid", ser_json_inf_nan="constants")
 
     name: str  # the name it was asked for by, as in sidecars and messages
     folder: Path | None = None  # or snapshot in the hub's cache; None: made in code, as are the next four

@@ -27,7 +27,7 @@ OtherKind = Literal["encode", "decode", "upscale"]  # the parts of a video besid
 class Costs(BaseModel):
     """The costs of one video in seconds (or any other unit)."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", allow_inf_nan=False)
 
     #: A denoising step of relative cost 1 on each rank; K values above 0.
     step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
@@ -89,7 +89,7 @@ class ShapeCosts(Costs):
 class UpscaleCosts(BaseModel):
     """The cost of upscaling the frames of a video, as measured by a group; one upscaler makes all sizes."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", allow_inf_nan=False)
 
     #: Of the frames before.
     frames: Whole
