@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.pipeline.models.comfy_files import save_quantized
+
 TYPES = (
     "Q4_0",
     "Q4_1",
@@ -200,6 +202,7 @@ SAVE: dict[str, Callable[..., object]] = {
     "fp8.safetensors": save_fp8,
     "scaled.safetensors": save_fp8_scaled,
     "blocks.safetensors": save_fp8_in_blocks,
+    "convrot.safetensors": partial(save_quantized, kind="int8 ConvRot", rename=original_name),
     **{f"{kind}.gguf": partial(save_gguf_as, kind) for kind in TYPES if kind[0] == "Q"},
 }
 

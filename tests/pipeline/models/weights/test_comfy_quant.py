@@ -25,7 +25,6 @@ from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.weights.components import ComponentLoader, check_model_file
 from svdq.pipeline.models.weights.formats import open_file
 from svdq.pipeline.models.weights.made_weights import MadeWeight
-from tests.pipeline import ranks
 from tests.pipeline.models.comfy_files import KINDS, quantized, save_quantized
 from tests.pipeline.models.comfyui.workflows import template, written
 from tests.pipeline.models.ltx.test_files import assert_same
@@ -257,22 +256,3 @@ def test_the_files_of_a_workflow_of_comfyui_are_read(folder_of, tmp_path: Path) 
     assert f"{given['text_encoder']} does not say that it is gemma4-12b-ltx, which {folder} needs" in warning
     numbers, whole = (SizedModel.of(each, "float32").num_weights for each in (model, resolve(str(folder))))
     assert all(numbers[each] == whole[each] for each in ("transformer", "text_encoder", "audio_vae"))
-
-
-@pytest.mark.long
-def test_frames_do_not_depend_on_ranks_and_rounds(wide_wan: Path, tmp_path: Path, image) -> None:
-    for component in ("transformer", "transformer_2"):
-        weights = load_file(next((wide_wan / component).glob("*.safetensors")))
-        save_quantized(tmp_path / f"{component}.safetensors", weights, "int8 ConvRot", original_name)
-    files = {component: f"{component}.safetensors" for component in ("transformer", "transformer_2")}
-    mine = str(write_model_file(tmp_path, wide_wan, **files))
-    videos = [
-        FAMILY.complete(
-            WanParameters(prompt="A dog.", seed=seed, frames=5, steps=5, width=64, height=64), resolve(mine).facts
-        )
-        for seed in range(2)
-    ]
-    expected = ranks.render(mine, image, videos, num_ranks=1, options=ComputeOptions(weights="made"))
-    for group in ({"num_ranks": 3}, {"num_ranks": 7}, {"num_ranks": 1, "in_rounds": True}):
-        ours = ranks.render(mine, image, videos, options=ComputeOptions(weights="stored"), **group)
-        np.testing.assert_array_equal(ours, expected)

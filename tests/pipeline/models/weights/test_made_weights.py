@@ -75,7 +75,7 @@ GROUPS: list[dict[str, Any]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scaled.safetensors", "Q4_K.gguf"])
+@pytest.mark.parametrize("name", ["convrot.safetensors", "Q4_K.gguf"])
 def test_stored_weights_have_the_same_bits_on_any_number_of_ranks(wide_wan, tmp_path, image, name) -> None:
     model = str(write_model_file(tmp_path, wide_wan, name, lora=True))
     facts = resolve(model).facts
