@@ -26,7 +26,8 @@ from svdq.worker.cards import Cards
 NUM_VIDEOS = 300  # for which times are given unless a number is
 #: Bits of a weight by the format in the name of a file; files of the K types of GGUF have blocks of several types.
 BITS = {
-    "fp8": 8, "q8_0": 8.5, "q6_k": 6.57, "q5_k": 5.6, "q5_1": 6, "q5_0": 5.5,
+    "mxfp8": 8.25, "fp8": 8, "int8": 8, "fp4": 4.5, "w4a4": 4,
+    "q8_0": 8.5, "q6_k": 6.57, "q5_k": 5.6, "q5_1": 6, "q5_0": 5.5,
     "q4_k": 4.8, "q4_1": 5, "q4_0": 4.5, "q3_k": 3.9, "q2_k": 3,
 }  # fmt: skip
 #: Host memory that pinned weights take, in sizes of their own: torch rounds each tensor up to a power of two.

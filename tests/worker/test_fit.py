@@ -135,7 +135,16 @@ def test_weights_that_nothing_is_known_of_are_said_to_be_so(tiny_wan: Path, tmp_
         know(str(model_file))
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("fp8_scaled.safetensors", 8), ("Q4_K_M.gguf", 4.8), ("Q8_0.gguf", 8.5)])
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [
+        ("fp8_scaled.safetensors", 8),
+        ("int8_convrot.safetensors", 8),
+        ("nvfp4.safetensors", 4.5),
+        ("Q4_K_M.gguf", 4.8),
+        ("Q8_0.gguf", 8.5),
+    ],
+)
 def test_a_file_that_is_not_here_is_known_by_the_format_in_its_name(tmp_path: Path, kind: str, bits: float) -> None:
     files = "".join(f'{name} = "owner/files:{name}-{kind}"\n' for name in ("transformer", "transformer_2"))
     (tmp_path / "mine.toml").write_text(f'base = "{A14B}"\n[weights]\n{files}')
