@@ -95,6 +95,16 @@ def test_what_is_not_read_is_said_and_not_to_be_fetched(tmp_path: Path) -> None:
     assert made.submit[1] == "cat.png"
 
 
+@pytest.mark.parametrize(
+    "text", ["a: &a [1]\nb: *a\n", "a: " + "[" * 5000, "a: b\n" * 50_000], ids=["aliases", "deep", "long"]
+)
+def test_a_hostile_yaml_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "extra_model_paths.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"extra_model_paths.yaml cannot be read"):
+        find_folders(tmp_path, tmp_path / "w.json")
+
+
 def test_extra_model_paths_are_searched_too(tmp_path: Path) -> None:
     (tmp_path / "ComfyUI" / "models").mkdir(parents=True)
     (tmp_path / "ComfyUI" / "extra_model_paths.yaml").write_text(
