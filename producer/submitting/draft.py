@@ -67,6 +67,8 @@ class Draft:
     def __post_init__(self) -> None:
         if isinstance(self.loras, list | tuple):
             object.__setattr__(self, "loras", choices_of(self.loras))
+        if isinstance(self.formats, list):  # a draft can be a key
+            object.__setattr__(self, "formats", tuple(self.formats))
 
     def given(self) -> dict[str, Any]:
         """Return the parameters that are given."""

@@ -16,6 +16,11 @@ def test_every_parameter_of_a_job_can_be_read() -> None:
     assert Draft(**given).given() == given
 
 
+def test_lists_are_as_good_as_tuples() -> None:
+    by_lists, by_tuples = Draft(formats=["gif"], loras=["a:0.5"]), Draft(formats=("gif",), loras=("a:0.5",))
+    assert {by_lists: 1} == {by_tuples: 1}
+
+
 def test_type_checkers_know_every_parameter() -> None:
     hints = get_type_hints(Draft)
     assert hints.keys() == {*VIDEO_FIELDS, "last_image", "auto_size"}
