@@ -67,7 +67,7 @@ COUNT = click.IntRange(1, 1000)
 @click.option(
     "--weights",
     type=click.Choice(KEPT),
-    help="How weights of fp8 and GGUF files are held. stored: as in the file, and layers make them when they use them; "
+    help="How weights of quantized files are held. stored: as in the file, and layers make them when they use them; "
     "made: in the type computed in. auto: made where there is room (SVDQ_WEIGHTS). The frames stay the same.",
 )
 @click.option(

@@ -127,7 +127,7 @@ class Settings(BaseModel):
     stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
     #: Memory limit for a rank's weights and activations, such as 24GB; None: its GPU's memory, or no limit on a CPU.
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
-    #: Whether weights of fp8 and GGUF files stay as the file has them; auto: where there is no room for made ones.
+    #: Whether weights of quantized files stay as the file has them; auto: where there is no room for made ones.
     weights: Literal["auto", "stored", "made"] = "auto"
     #: Folder of the LoRAs that jobs may choose, such as ComfyUI's models/loras; None: there are none.
     loras: Annotated[Path, AfterValidator(absolute)] | None = None

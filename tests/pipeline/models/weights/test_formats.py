@@ -162,6 +162,7 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, name: str) -> None:
         ({"weight.scale": (1,)}, torch.float8_e4m3fn, "has a.weight.scale beside a.weight"),
         ({"scale_weight": (3, 3)}, torch.float8_e4m3fn, "has a.scale_weight of shape .* for a weight of"),
         ({}, torch.int8, "has a.weight of I8 without a scale"),
+        ({}, torch.bool, "has a.weight of BOOL without a scale"),
         ({"weight_scale": (1,), "zero_point": (4,)}, torch.int8, "has a.zero_point beside a.weight"),
         ({"scale_weight": (4, 1), "scale_input": (1,), "bias": (4,)}, torch.float8_e4m3fn, ""),
         ({}, torch.float8_e5m2, ""),  # rounded, without scales
