@@ -55,6 +55,7 @@ def diffusers_curves(folder: Path, photo: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_curve_is_that_of_diffusers_and_is_used_at_once(
     svdq: Cli, tiny_wan: Path, photo: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:

@@ -194,6 +194,7 @@ def test_a_link_that_another_tool_of_rq_cancels_ends_the_rest(site: Site, worker
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_link_whose_video_before_was_deleted_names_the_command(site: Site) -> None:
     site.start(1, model="simulated:step_ms=50")
     for is_begun in (False, True):
@@ -214,6 +215,7 @@ def test_a_link_whose_video_before_was_deleted_names_the_command(site: Site) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_after_a_kill_a_link_continues_only_from_a_checkpoint_of_its_first_frame(site: Site) -> None:
     """Once it is the same frame, once another one, as a new render of the first link with another seed leaves it."""
     site.start(1, model="simulated:step_ms=40")
@@ -234,6 +236,7 @@ def test_after_a_kill_a_link_continues_only_from_a_checkpoint_of_its_first_frame
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_link_is_the_video_of_the_last_frame_of_the_one_before(site: Site) -> None:
     shape = ["--family", "svd", "--frames", "5", "--steps", "3", "--size", "64x64", "--json"]
     done = site.run("svdq", "submit", site.photo, *shape, "--then", "")

@@ -263,6 +263,7 @@ def test_a_killed_launcher_leaves_no_processes(site, until, no_processes_left) -
     no_processes_left(family)
 
 
+@pytest.mark.long
 def test_a_launcher_killed_while_ranks_are_started_leaves_no_processes(site, until) -> None:
     """torchrun, which starts one rank after another, forgets those it has started when SIGTERM comes in between."""
     group = site.start(4, model=SIMULATED, wait=False)

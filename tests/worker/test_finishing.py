@@ -32,6 +32,7 @@ def render(site, ranks: int = 1, *options: str, **environment: str) -> None:
     assert site.start(ranks, "--burst", *options, wait=False, **environment).end() == 0, site.groups[-1].text
 
 
+@pytest.mark.long
 def test_kept_latents_give_the_bits_of_upscaling_at_once_else_the_mp4_is_upscaled_and_the_notice_says_so(
     site, upscaler_file: Path, upscaler: dict[str, str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_group_listens_nowhere_and_leaves_nothing_behind(open_site: Site) -> N
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.usefixtures("own_server")
+@pytest.mark.long
 def test_another_user_is_refused_and_modules_in_the_folder_of_the_user_are_not_imported(open_site: Site) -> None:
     planted = open_site.folder / "planted"
     for name in ("redis", "torch", "rq", "secrets"):

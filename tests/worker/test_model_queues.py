@@ -60,6 +60,7 @@ def test_a_group_of_another_model_returns_the_jobs_of_a_dead_one(connection: red
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_each_worker_makes_the_videos_that_name_its_model(site) -> None:
     own = [site.submit(model="preview") for _ in range(3)]
     other = [site.submit(model="simulated:step_ms=1") for _ in range(3)]

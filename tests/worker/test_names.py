@@ -46,6 +46,7 @@ def test_photos_in_folders_arrive_in_folders_with_names_of_the_template(site) ->
         assert sorted(fetched) == sorted(f"img {each}" for each in range(number))
 
 
+@pytest.mark.long
 def test_names_that_windows_refuses_are_replaced(site) -> None:
     write(site.folder / "names", *REFUSED)
     done = site.run("svdq", "submit", "names", *FLAGS, "--output", "{photo}/{photo}")

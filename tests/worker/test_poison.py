@@ -16,17 +16,17 @@ pytestmark = pytest.mark.long
     ("phase", "where"),
     [
         ("prepare", "while it prepared the photo"),
-        ("encode", "while it encoded the photo"),
-        ("warm-up", "while it warmed up for this size"),
-        ("decode", "while it decoded the frames"),
-        ("write", "while it wrote the files"),
+        pytest.param("decode", "while it decoded the frames", marks=pytest.mark.nightly),
+        pytest.param("encode", "while it encoded the photo", marks=pytest.mark.nightly),
+        pytest.param("warm-up", "while it warmed up for this size", marks=pytest.mark.nightly),
+        pytest.param("write", "while it wrote the files", marks=pytest.mark.nightly),
     ],
 )
 def test_a_job_that_kills_its_rank_is_set_aside_and_no_other_is(site, tmp_path: Path, phase: str, where: str) -> None:
     poison = tmp_path / "poison.jpg"
     Image.effect_noise((90, 60), 60).convert("RGB").save(poison)
     group = site.start(
-        3,
+        2,
         model="simulated:step_ms=30,decode_ms=60",
         PYTHONPATH=str(INJECTION),
         FAULTS_AT=f"poison-{phase}",

@@ -130,6 +130,7 @@ def test_no_password_is_in_logs_files_or_process_lists(site, until, server: OwnR
     assert_secret_in_no_file(site.folder)
 
 
+@pytest.mark.long
 def test_a_worker_with_the_user_of_a_producer_ends_with_one_sentence(site, tmp_path: Path) -> None:
     (folder := tmp_path / "redis").mkdir()
     write_users(tmp_path / "users.acl")
@@ -155,6 +156,7 @@ def test_a_worker_with_the_user_of_a_producer_ends_with_one_sentence(site, tmp_p
         server.stop()
 
 
+@pytest.mark.long
 def test_a_running_or_killed_worker_leaves_its_password_in_no_file(site, until, tmp_path: Path) -> None:
     folder = tmp_path / "redis"
     folder.mkdir()

@@ -33,6 +33,7 @@ def documents(site, *arguments: object) -> dict[str, dict]:
     return {end["name"]: end for end in ends if end["status"] == "finished"}
 
 
+@pytest.mark.long
 def test_prompts_reach_the_model_and_what_it_writes(site, photos: Path, tiny_wan: Path) -> None:
     group = site.start(1, model=str(tiny_wan))
     found = documents(site, "submit", photos, *SHAPE, "--flow-shift", 3, "--guidance-scale", 2)

@@ -45,6 +45,7 @@ def test_several_ranks_are_told_to_be_groups(site) -> None:
     assert "Starting" not in group.text  # nor has it waited for torch
 
 
+@pytest.mark.long
 def test_sigterm_waits_for_no_load(site, until) -> None:
     job_id = site.submit(steps=2)
     group = site.start(1, "--experts", "rounds", model="simulated:step_ms=1,segments=1+1,load_ms=600000")
@@ -73,6 +74,7 @@ def test_in_rounds_a_cancel_is_prompt_a_killed_video_continues_and_ctrl_c_hands_
     assert {site.view(job_id).status for job_id in jobs} == {"queued"}
 
 
+@pytest.mark.long
 def test_a_component_that_is_gone_ends_the_worker_and_no_job(site, tiny_wan: Path, tmp_path: Path) -> None:
     folder = tmp_path / "wan"
     shutil.copytree(tiny_wan, folder)

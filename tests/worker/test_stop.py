@@ -15,6 +15,7 @@ from tests.proxy import Proxy
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_group_stops_although_a_photo_never_comes(site, s3: str, s3_server: str, until) -> None:
     with Proxy(s3_server) as proxy:
         group = site.start(1, SVDQ_STORAGE=s3, AWS_ENDPOINT_URL=proxy.url)
@@ -33,7 +34,7 @@ def test_a_group_stops_although_a_photo_never_comes(site, s3: str, s3_server: st
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_draining_puts_jobs_back(site, until, number: signal.Signals) -> None:
     """Rank 0 has nothing more to do and waits for the reports of jobs that later ranks still have."""
-    group = site.start(3, model="simulated:step_ms=50")
+    group = site.start(2, model="simulated:step_ms=50")
     job = site.submit(steps=900)
 
     def is_past_rank_0() -> bool:

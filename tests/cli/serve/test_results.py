@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
 expect = sync_api.expect
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 #: When the first of the videos ended, in seconds since the epoch.
 BEGIN = 1_700_000_000

@@ -14,7 +14,7 @@ from tests.cli.serve.servers import Server
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
 expect = sync_api.expect
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 #: Elements that stick out at a side, of what is shown.
 CUT_OFF = """() => [...document.querySelectorAll('main *, header *, dialog[open] *')].filter((each) => {

@@ -50,7 +50,8 @@ def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
+@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.nightly)])
+@pytest.mark.long
 def test_a_rank_in_rounds_loads_each_expert_once_for_many_videos(svdq, tmp_path, through) -> None:
     trace = tmp_path / "out.trace"
     options = ["--segments", "2+4", "--experts", "rounds", "--load-ms", "5", "--through", through, "--trace", trace]
@@ -82,6 +83,7 @@ def test_bound_ranks_do_only_the_steps_of_their_expert_in_the_daemon(svdq, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_skipped_steps_cost_nothing(svdq) -> None:
     steps = ["--steps", "40", "--step-ms", "5", "--skipped", "17", "--frames", "2", "--size", "64x64"]
     printed = svdq("bench", "--ranks", "2", *steps, "--burst", "3", "--json")
@@ -101,7 +103,8 @@ def test_steps_may_cost_differently(svdq) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
+@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.nightly)])
+@pytest.mark.long
 def test_bursts_are_compared_with_their_bound_and_replicas(svdq, tmp_path, through) -> None:
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "png")}
     result = svdq(
@@ -186,7 +189,8 @@ def test_a_rank_that_is_killed_is_one_sentence(svdq) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
+@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.nightly)])
+@pytest.mark.long
 def test_a_model_is_measured_with_parameters_of_its_family(svdq, tmp_path: Path, through: str) -> None:
     write_tiny_wan(tmp_path / "flf2v", "flf2v-14b")
     path = tmp_path / "out.json"
@@ -211,7 +215,7 @@ RUNNING: dict[str, Callable[[int, Path], bool]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("through", "number"), [("loop", signal.SIGINT), pytest.param("daemon", signal.SIGTERM, marks=pytest.mark.long)]
+    ("through", "number"), [("loop", signal.SIGINT), pytest.param("daemon", signal.SIGTERM, marks=pytest.mark.nightly)]
 )
 def test_a_signal_to_the_bench_alone_ends_all_of_it(tmp_path: Path, through: str, number: signal.Signals) -> None:
     options = ["--through", through, "--ranks", "2", "--step-ms", "500", "--frames", "2", "--size", "64x64"]

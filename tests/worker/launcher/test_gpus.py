@@ -184,6 +184,7 @@ def test_a_group_goes_on_without_a_gpu_that_has_failed(site, tmp_path: Path, unt
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_a_rank_whose_driver_hangs_is_left_behind(site, tmp_path: Path, until) -> None:
     """Such a process ends on no signal, and torchrun waits for it for ever."""
     faults = {"PYTHONPATH": str(INJECTION), "FAULTS_AT": "device", "FAULTS_FOLDER": str(tmp_path)}

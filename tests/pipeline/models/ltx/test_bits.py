@@ -57,7 +57,7 @@ def render(encoder, ranks, decoder, photo, values, last_photo=None):
     return decoder.decode(state, values, values.num_frames).numpy(), decoder.sound(state, values)
 
 
-@pytest.mark.parametrize("kind", ["2.3", "2.5"])
+@pytest.mark.parametrize("kind", ["2.3", pytest.param("2.5", marks=pytest.mark.long)])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("changes", [{}, {"last_image": "b"}, {"loop": True}], ids=["first", "last", "loop"])
 def test_same_bits_as_diffusers_when_cut_at_every_step(opened, folder_of, kind, stages, changes):

@@ -71,7 +71,9 @@ def render(encoder, ranks, photo, values, last_photo=None):
 
 
 @pytest.mark.parametrize("kind", [*VARIANTS, "distilled"])
-@pytest.mark.parametrize(("guidance_scale", "steps"), [(4.5, 1), (1.0, 4), (4.5, 7)])
+@pytest.mark.parametrize(
+    ("guidance_scale", "steps"), [pytest.param(4.5, 1, marks=pytest.mark.long), (1.0, 4), (4.5, 7)]
+)
 def test_same_bits_as_diffusers_when_cut_at_every_step(opened, reference, photo, kind, guidance_scale, steps):
     model = opened(kind)
     values = model.complete(of_kind(kind, steps=steps, guidance_scale=guidance_scale))

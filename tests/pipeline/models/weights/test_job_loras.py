@@ -62,10 +62,10 @@ def with_set(model_file: Path, loras: tuple[LoraChoice, ...], folder: Path) -> P
     ("name", "lora", "dtype"),
     [
         ("none", False, torch.float32),
-        ("none", True, torch.bfloat16),
+        pytest.param("none", True, torch.bfloat16, marks=pytest.mark.long),
         ("scaled.safetensors", True, torch.float32),
-        ("fp8.safetensors", True, torch.bfloat16),
-        ("scaled.safetensors", False, torch.bfloat16),
+        pytest.param("fp8.safetensors", True, torch.bfloat16, marks=pytest.mark.long),
+        pytest.param("scaled.safetensors", False, torch.bfloat16, marks=pytest.mark.long),
         ("Q4_K.gguf", True, torch.bfloat16),
     ],
 )
