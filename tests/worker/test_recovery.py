@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import signal
-from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -347,21 +346,23 @@ def check_all_finished(site, jobs: list[str]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_killed_rank_loses_nothing(site, until, rank: int) -> None:
+def test_killed_ranks_lose_nothing(site, until) -> None:
     group = site.start(3, model=SIMULATED)
-    before = group.ranks()
-    jobs = [site.submit(steps=20) for _ in range(6)]
-    until(lambda: site.states(jobs).count("started") >= 3)
-    before[rank].kill()
-    group.ready(times=2)
-    again = group.ranks()
-    assert len(again) == 3
-    assert {process.pid for process in again}.isdisjoint({process.pid for process in before})
+    jobs: list[str] = []
+    for restart, rank in enumerate((0, 1, 2), start=1):
+        before = group.ranks()
+        more = [site.submit(steps=20) for _ in range(6)]
+        until(lambda more=more: site.states(more).count("started") >= 3, lambda: group.text)
+        before[rank].kill()
+        group.ready(times=restart + 1)
+        again = group.ranks()
+        assert len(again) == 3
+        assert {process.pid for process in again}.isdisjoint({process.pid for process in before})
+        site.wait(more)
+        begun = [fetch(site.connection, job_id).started_at for job_id in more]
+        assert begun == sorted(begun), "in their old order"
+        jobs += more
     check_all_finished(site, jobs)
-    ends = [fetch(site.connection, job_id).ended_at for job_id in jobs]
-    # In their old order, but files are written at the same time.
-    assert all(later > earlier - timedelta(seconds=0.3) for earlier, later in itertools.pairwise(ends))
 
 
 @pytest.mark.slow
@@ -378,6 +379,7 @@ def test_after_a_kill_of_everything_the_next_group_goes_on_at_once(site, until) 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_job_whose_rank_died_twice_fails_and_others_finish(site, until) -> None:
     group = site.start(2, model="simulated:step_ms=20", **faults_by_seed("kill=13"))
     jobs = [site.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
@@ -394,7 +396,7 @@ def test_a_job_whose_rank_died_twice_fails_and_others_finish(site, until) -> Non
 @pytest.mark.long
 def test_a_job_whose_rank_hung_twice_fails_and_others_finish(site) -> None:
     (site.folder / "svdq.toml").write_text("stall_s = 2.0\n")
-    group = site.start(3, model="simulated:step_ms=20", **faults_by_seed("hang=13"))
+    group = site.start(2, model="simulated:step_ms=20", **faults_by_seed("hang=13"))
     jobs = [site.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
     views = site.wait(jobs)
     assert [view.status for view in views] == ["finished", "finished", "failed", "finished", "finished"]
@@ -410,11 +412,11 @@ def test_a_job_whose_rank_hung_twice_fails_and_others_finish(site) -> None:
 @pytest.mark.long
 def test_a_model_that_is_away_after_a_restart_is_waited_for(site, until, tmp_path) -> None:
     write_tiny_model(tmp_path / "tiny")
-    group = site.start(2, model=str(tmp_path / "tiny"))
+    group = site.start(1, model=str(tmp_path / "tiny"))
     job = site.submit(steps=40)
     until(lambda: site.view(job).step > 2)
     (tmp_path / "tiny").rename(tmp_path / "away")
-    group.ranks()[1].kill()
+    group.ranks()[0].kill()
     until(lambda: "tries again in" in group.text, lambda: group.text)
     (tmp_path / "away").rename(tmp_path / "tiny")
     check_all_finished(site, [job])
