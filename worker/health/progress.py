@@ -169,12 +169,10 @@ class ProgressMonitor(Monitor):
             self._execute(pipeline)
 
     def _update(self, note: tuple[Sample, int] | None) -> None:
-        execution = SampleJob.model_validate(note[0].job).execution if note is not None else None
         with self._connection.pipeline(transaction=False) as pipeline:
             if note is not None:
                 pipeline.smembers(keys.CANCELED)
-                if execution is not None:
-                    pipeline.zscore(*execution)
+                pipeline.zscore(*SampleJob.model_validate(note[0].job).execution)
                 if note is not self._written:
                     meta = meta_of(*note, self._rank_reporter.who.rank, self._rank_reporter.who.notice)
                     scripts.set_field(pipeline, note[0].job_id, "meta", meta.model_dump_json())
@@ -190,7 +188,7 @@ class ProgressMonitor(Monitor):
         if note is not None and isinstance(answers[0], set):
             self._canceled_at = time.monotonic()
             self._canceled = frozenset(job_id.decode(errors="replace") for job_id in answers[0])
-            if execution is not None and answers[1] is None:
+            if answers[1] is None:
                 self._lost = note[0].job
 
     def _execute(self, pipeline: Pipeline) -> list[Any]:
