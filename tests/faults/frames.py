@@ -60,9 +60,9 @@ class SimulatedReference:
         """Encode, do every step, decode, write, read; of a later link of a chain, put them behind those before it."""
         parameters = job.parameters
         tensors = self._model.encode(None, parameters)
-        self._model.denoiser(tensors, parameters)
+        denoiser = self._model.denoiser(tensors, parameters)
         for index in range(parameters.steps):
-            self._model.step(tensors, index)
+            tensors = {**tensors, **denoiser.step(tensors, index)}
         frames = self._model.decode(tensors, parameters, parameters.num_frames).numpy()
         if job.predecessor:
             frames = frames[1:]
