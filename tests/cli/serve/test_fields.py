@@ -34,6 +34,7 @@ values = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(st.lists(st.tuples(st.sampled_from(NAMES) | st.text(max_size=10), values), max_size=4), st.sampled_from(BASES))
 @example([("size", "auto")], BASES[1])

@@ -86,6 +86,7 @@ def whole_peak(server: Server) -> int:
     return sum(int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024 for pid in pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["markers", "values", pytest.param("slow", marks=pytest.mark.nightly)])
 def test_one_token_leaves_room_for_others(
     server: Server, svdq: Cli, kind: str, photo_bytes: bytes, capsys: pytest.CaptureFixture[str]
@@ -116,6 +117,7 @@ def test_one_token_leaves_room_for_others(
     assert server.get(f"/v1/videos/{first}").status == 200
 
 
+@pytest.mark.slow
 def test_a_zip_is_made_in_parts(server: Server, connection: redis.Redis, storage: Storage) -> None:
     video_id = finish(connection, storage, 1, formats=("mp4",))
     [video] = (Path(str(storage.folder)) / "outputs").glob(f"*{video_id}.mp4")

@@ -80,6 +80,7 @@ def test_dates_in_other_forms_are_read_where_they_are_clear(text: str, expected:
     assert time == (expected and datetime.fromisoformat(expected))
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40) | st.from_regex(r"[0-9:/ .-]{8,20}[TZ+apm0-9:. -]{0,12}"))
 def test_no_text_of_a_date_fails(text: str) -> None:
     time = parse_date(text)

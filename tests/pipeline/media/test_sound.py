@@ -47,7 +47,7 @@ def shown_times(path: Path) -> tuple[list[Fraction], Fraction, Fraction]:
         return frames, heard, heard + audio.duration * audio.time_base
 
 
-@pytest.mark.parametrize("fps", [16, 24, 25, 30, 48])
+@pytest.mark.parametrize("fps", [24, *(pytest.param(fps, marks=pytest.mark.slow) for fps in (16, 25, 30, 48))])
 def test_picture_and_sound_of_each_link_begin_together_and_last_as_long(tmp_path: Path, fps: int) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), dtype=np.uint8)
     own, num_frames, chain = tone(9 / fps), 9, None
