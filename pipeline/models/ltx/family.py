@@ -239,7 +239,7 @@ MODELS = {
     "Lightricks/LTX-2.5-Diffusers": PublishedModel(
         layout=LAYOUT.pipeline,
         facts={**PUBLISHED, "image_crf": IMAGE_CRF["Gemma4UnifiedForConditionalGeneration"]},
-        num_weights=_NUM_WEIGHTS | {TRANSFORMER: 18_987_859_200},
+        num_weights=_NUM_WEIGHTS | {TRANSFORMER: 18_987_859_200, "text_encoder": 11_976_000_000},
         stored=_STORED,
     ),
 }

@@ -136,3 +136,10 @@ def test_the_published_numbers_of_weights_are_those_of_diffusers_modules(name):
         }  # fmt: skip
     counted = {each: sum(weight.numel() for weight in module.parameters()) for each, module in modules.items()}
     assert counted == {each: MODELS[name].num_weights[each] for each in counted}
+
+
+def test_a_plan_says_the_bytes_that_pull_fetches_of_ltx_2_5() -> None:
+    """By the sizes of the hub's files, without the second set of parts of transformer and connectors: 71.1 GB."""
+    model = FAMILY.models["Lightricks/LTX-2.5-Diffusers"]
+    total = sum(number * model.stored[component] for component, number in model.num_weights.items())
+    assert total == pytest.approx(71.1e9, rel=0.001)
