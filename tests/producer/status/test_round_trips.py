@@ -15,7 +15,7 @@ def test_a_command_asks_redis_few_times(settings, connection, svdq, monkeypatch,
     put(connection, "a", "b", "c")
     worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
     worker.start()
-    assert [active.rq_job.id for active in worker.take().jobs] == ["a"]
+    assert [active.rq_job.id for active in worker.take()[0]] == ["a"]
     save(connection, rank(0, intake=IntakeStatus(worker=worker.name, in_flight=("a",))), rank(1))
     try:
         with Proxy(settings.redis_url, delay_s=0.2) as proxy:
