@@ -14,7 +14,7 @@ from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, find_file, is_model_file, read_model_file
 from svdq.pipeline.models.names.model_names import find_folder
-from svdq.pipeline.models.needs import Residency, SizedModel, num_weights, published, stored_bytes
+from svdq.pipeline.models.needs import Residency, SizedModel, published, sizes_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.weights.model_folder import DTYPES, check_folder
 from svdq.pipeline.planning.capacity import VideoCosts
@@ -78,16 +78,15 @@ def know(name: str) -> SizedModel:
         model = replace(model, download_bytes=sum(missing))
     here = {each: file for each, text in replaced.items() if (file := _file_here(text, Path(name))) is not None}
     layout, dtype = model.layout, model.dtype
-    numbers = {each: num_weights(layout.weights_files(here, each), layout, dtype, each) for each in here}
+    sizes = {each: sizes_of(layout.weights_files(here, each), layout, dtype, each) for each in here}
+    numbers = {each: number for each, (number, _) in sizes.items()}
     model = replace(model, name=name, num_weights={**model.num_weights, **numbers})
     if not layout.denoisers & model.num_weights.keys():
         raise InputError(f"How many weights the files of the model {name} have is not known before they are loaded.")
     if given is None:
         return model
     as_stored = {
-        each: stored_bytes(layout.weights_files(here, each), layout, dtype, each)
-        if each in here
-        else _stored_by_name(text, model.num_weights.get(each, 0.0))
+        each: sizes[each][1] if each in sizes else _stored_by_name(text, model.num_weights.get(each, 0.0))
         for each, text in replaced.items()
     }
     as_stored = {each: number for each, number in as_stored.items() if number}

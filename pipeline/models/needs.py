@@ -86,9 +86,9 @@ class SizedModel(KnownModel):
                 continue
             if component in model.weights:
                 files = layout.weights_files(model.weights, component)
-            found[component] = num_weights(files, layout, dtype, component)
+            found[component], as_stored = sizes_of(files, layout, dtype, component)
             if component in model.weights or (is_expert and is_rounded(files)):
-                stored[component] = stored_bytes(files, layout, dtype, component)
+                stored[component] = as_stored
             if is_expert:
                 first, first_bytes = component, max(1, num_bytes)
         for lora in model.loras:
@@ -217,24 +217,19 @@ class SizedModel(KnownModel):
         return first if alone else max(first, self.peak(video, residency, encodes=False))
 
 
-def num_weights(files: Iterable[Path], layout: FolderLayout, dtype: str, component: str = "") -> float:
-    """Return the number of weights in files, of which each that stays in float32 counts by its bytes.
+def sizes_of(files: Iterable[Path], layout: FolderLayout, dtype: str, component: str) -> tuple[float, float]:
+    """Return the number of a component's weights in files, and the bytes that their layers hold if they stay stored.
 
-    With a `component`, files may have others, too.
+    A weight that stays in float32 counts by its bytes, and one that is smaller in the dtype is held in that.
     """
-    found = (each for file in files for each in weights_in(file, layout.file_names.get(component)))
-    item = ITEM_BYTES[dtype]
-    return sum(number * (4 / item if layout.keeps_float32(name) else 1) for name, number, _ in found)
-
-
-def stored_bytes(files: Iterable[Path], layout: FolderLayout, dtype: str, component: str = "") -> float:
-    """Return the bytes of a component of weights files whose layers keep what is stored where that is smaller."""
-    total, names = 0.0, layout.file_names.get(component)
-    for name, number, num_bytes in (each for file in files for each in weights_in(file, names)):
+    total = stored = 0.0
+    for name, number, num_bytes in (
+        each for file in files for each in weights_in(file, layout.file_names.get(component))
+    ):
         in_dtype = number * (4 if layout.keeps_float32(name) else ITEM_BYTES[dtype])
-        is_made = layout.keeps_float32(name) or name in EMBEDDINGS
-        total += in_dtype if is_made else min(num_bytes, in_dtype)
-    return total
+        total += in_dtype
+        stored += in_dtype if layout.keeps_float32(name) or name in EMBEDDINGS else min(num_bytes, in_dtype)
+    return total / ITEM_BYTES[dtype], stored
 
 
 def published(name: str) -> SizedModel | None:

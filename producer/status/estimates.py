@@ -202,6 +202,7 @@ class _Takers:
             self.why_none = _what_is_unmeasured(sample, self._costs)
         rounds = [group.intake for group in self.groups if group.intake and group.intake.round_size]
         self._at_once = max((intake.round_size for intake in rounds), default=0)
+        self._num_taken = sum(max(0, len(intake.in_flight) - len(intake.places)) for intake in rounds)
         self._round_s = min(map(_rest_s, self.groups), default=0.0)
 
     def alone_s(self, parameters: Parameters) -> float | None:
@@ -217,7 +218,7 @@ class _Takers:
         if own_s is None or self.interval_s is None:
             return None
         if self._at_once:  # the jobs of a round end together
-            num_rounds = num_before // self._at_once + 1
+            num_rounds = (self._num_taken + num_before) // self._at_once + 1
             return self._round_s + (num_rounds * self._at_once - 1) * self.interval_s + own_s
         # max(W, N W/K), with the jobs in flight.
         names = {group.name for group in self.groups}

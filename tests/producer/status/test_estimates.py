@@ -209,6 +209,10 @@ def test_jobs_taken_for_the_next_round_count_as_waiting() -> None:
     assert eta(jobs[1], group).eta_s == pytest.approx(70 + 2.05 * video_s)
     assert estimate_all(jobs, Backlog(), [group], ()).eta_s == pytest.approx(70 + 2.05 * video_s)
     assert estimate_all(jobs, waiting(10), [group], ()).eta_s == pytest.approx(70 + 12 * 1.05 * video_s)
+    behind = JobView(id="q", status="queued", parameters=PARAMETERS)
+    first, seventh = (eta(behind, group, before=waiting(number)).eta_s for number in (0, 6))
+    assert first == pytest.approx(70 + 7 * 1.05 * video_s + video_s)
+    assert seventh == pytest.approx(first + 8 * 1.05 * video_s), "a round of 8 has two of them already"
     unmeasured = replace(
         group, ranks=(group.ranks[0].model_copy(update={"intake": intake.model_copy(update={"costs": ()})}),)
     )
