@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Literal, Self
 
@@ -10,7 +11,8 @@ import torch
 
 from svdq.pipeline.models.compute.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
 from svdq.pipeline.models.compute.options import ComputeOptions
-from svdq.pipeline.models.families import layout_of
+from svdq.pipeline.models.families import family_named, layout_of
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.needs import Residency, SizedModel
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
@@ -46,18 +48,19 @@ class Experts:
     """The experts of a model that has several, or one and a text encoder."""
 
     def __init__(self, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype, workspace: int = 0) -> None:
+        self._model = model
         self._compute = compute
+        self._dtype = dtype
         self._workspace = workspace
-        #: The model in the smallest way that the options allow; None: a simulated one.
-        self.size: SizedModel | None = None
         if (timings := model.timings) is not None:
             self.segments, self._prior = timings.segments_of(sum(timings.segments or [1])), timings.prior
             costs = Costs(step_s=(1.0,), encode_s=self._prior.encode_steps, decode_s=self._prior.decode_steps)
             self._costs = VideoCosts.of(self.segments, costs)
             return
-        size = self.size = replace(SizedModel.of(model, name_of(dtype), compute), kept=compute.may_keep)
-        self.segments, self._prior = size.unit_costs(size.usual).segments, size.family.prior(size.facts)
-        self._costs = size.video_costs(size.usual)
+        assert model.family is not None
+        known = KnownModel(name=model.name, family=family_named(model.family), facts=model.facts)
+        self.segments, self._prior = known.unit_costs(known.usual).segments, known.family.prior(known.facts)
+        self._costs = known.video_costs(known.usual)
 
     @classmethod
     def of(
@@ -68,9 +71,20 @@ class Experts:
             return None
         try:
             experts = cls(model, compute, dtype, WORKSPACE_BYTES if device.type == "cuda" else 0)
+            comes_and_goes = experts.are_several or (experts.size is not None and experts.size.has_text)
         except Exception:  # noqa: BLE001 - of an unusual config, diffusers raises many types
             return None
-        return experts if experts.are_several or (experts.size is not None and experts.size.has_text) else None
+        return experts if comes_and_goes else None
+
+    @cached_property
+    def size(self) -> SizedModel | None:
+        """The model in the smallest way that the options allow; None: a simulated one.
+
+        Ranks that need no sizes open no file for them.
+        """
+        if self._model.timings is not None:
+            return None
+        return replace(SizedModel.of(self._model, name_of(self._dtype), self._compute), kept=self._compute.may_keep)
 
     @property
     def are_several(self) -> bool:
