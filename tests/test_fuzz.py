@@ -179,7 +179,7 @@ frames = 17
 def test_the_settings_of_a_watched_folder_are_read_or_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "svdq.toml").write_bytes(data)
     with contextlib.suppress(InputError):
-        list(FolderConfig(tmp_path, JobSpec()).spec_for("a.jpg").options)
+        list(FolderConfig(tmp_path, JobSpec()).spec_for("a.jpg").drafts)
 
 
 def read_like(path: Path) -> None:
