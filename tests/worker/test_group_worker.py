@@ -677,17 +677,19 @@ def test_commands_reach_the_group(connection: redis.Redis) -> None:
 
 
 @pytest.mark.long
-def test_commands_reach_the_group_after_redis_was_silent(
-    tmp_path: Path, until, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_commands_reach_the_group_after_redis_was_silent(tmp_path: Path, until) -> None:
     """As behind a pulled cable for some minutes: RQ's own thread ends at a timeout."""
     server, commands = OwnRedis(tmp_path), []
     link = redis.Redis.from_url(server.url(), socket_timeout=0.2, retry=Retry(NoBackoff(), 0))
     worker = GroupWorker(link, on_stop=commands.append, on_shutdown=lambda: commands.append("shutdown"))
     worker.start()
     server.stop(signal.SIGKILL)
-    with socket.create_server(("127.0.0.1", server.port)):  # it answers nothing
-        until(lambda: "Timeout" in caplog.text)
+    with socket.create_server(("127.0.0.1", server.port)) as silent:  # it answers nothing
+        silent.settimeout(60)
+        first, _ = silent.accept()
+        second, _ = silent.accept()  # made when the first one has timed out
+    first.close()
+    second.close()
     server.start()
     with server.client(server.url()) as connection:
         until(lambda: connection.pubsub_numsub(worker.pubsub_channel_name)[0][1] == 1)

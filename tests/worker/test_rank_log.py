@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from svdq.producer.settings_loader import load_settings
 from svdq.worker.health.rank_log import JobLogHandler, JsonFormatter
 from tests.waiting import wait_until
 from tests.worker.conftest import Site
@@ -72,7 +73,7 @@ def test_a_live_group_logs_json(site: Site, tmp_path: Path) -> None:
     url = server.url(f":{SECRET}")
     site.connection.close()
     site.connection = server.client(url)
-    site.settings = type(site.settings).load(home=site.settings.home, redis_url=url)
+    site.settings = load_settings(home=site.settings.home, redis_url=url)
     try:
         group = site.start(
             2, "--log-format", "json", "--metrics-port", "0", model="simulated:step_ms=30", SVDQ_REDIS_URL=url
