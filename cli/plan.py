@@ -30,16 +30,15 @@ def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str
 
 def _skipping(video: VideoParameters, step_cache: str, known: SizedModel) -> VideoParameters:
     """Return a video with a threshold, or with a speedup, of skipped steps; raises InputError if none is skipped."""
-    family, facts = known.family, known.facts
-    if family.threshold_for is None:
+    if known.family.threshold_for is None:
         raise InputError(f"--step-cache does not apply to {video.title}; leave it out.")
     threshold = read_draft({"step_cache": step_cache}, as_flag).step_cache
     assert threshold is not None
     if isinstance(threshold, str):
-        threshold = family.threshold_for(video, facts, float(threshold.removesuffix("x")))
+        threshold = known.threshold_for(video, threshold)
     if not 0 <= threshold <= 1:
         raise InputError(f"--step-cache {threshold:g} is not allowed: it must be from 0 to 1.")
-    return family.complete(video.model_copy(update={"step_cache": threshold}), facts)
+    return known.family.complete(video.model_copy(update={"step_cache": threshold}), known.facts)
 
 
 @click.command()

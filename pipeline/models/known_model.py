@@ -34,6 +34,11 @@ class KnownModel:
         """Whether it takes a photo of the last frame, as far as is known."""
         return self.is_assumed or self.family.takes_last_photo(self.facts)
 
+    def threshold_for(self, parameters: VideoParameters, speedup: str) -> float:
+        """Return the step_cache with which it makes a video as many times as fast as `1.5x` says."""
+        assert self.family.threshold_for is not None, "other families have no step_cache"
+        return self.family.threshold_for(parameters, self.facts, float(speedup.removesuffix("x")))
+
     def unit_costs(self, completed: VideoParameters) -> UnitCosts:
         """Return what the units of a video cost whose parameters are complete."""
         return self.family.unit_costs(completed, self.facts)

@@ -149,8 +149,7 @@ def threshold_for(
             "0.06.",
             field="step_cache",
         )
-    assert model.family.threshold_for is not None, "other families have no step_cache"
-    return model.family.threshold_for(job.parameters, model.facts, float(speedup.removesuffix("x")))
+    return model.threshold_for(job.parameters, speedup)
 
 
 def check_step_cache(model: KnownModel | None, job: Job, at: datetime | None) -> None:
