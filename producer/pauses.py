@@ -31,7 +31,7 @@ def read_pauses(connection: redis.Redis) -> Sequence[str]:
 
 
 def reading_pauses() -> Read[Sequence[str]]:
-    """Read the same."""
+    """Read them in a round trip with others: see `together.py`."""
 
     def put(pipeline: Pipeline) -> None:
         pipeline.exists(keys.SUSPENDED)

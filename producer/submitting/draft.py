@@ -17,7 +17,7 @@ from svdq.producer.submitting.parameters import FIELD_OF, FIELDS, MAX_VIDEOS, as
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
 _LORAS = re.compile(r"\s*[;\n]\s*")  # what separates LoRAs in a text
-_SPEEDUP = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)[xX]")  # stands for the value that makes a video so many times as fast
+_SPEEDUP = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)[xX]")  # a speedup, such as 1.5x
 _NO_FRACTION = re.compile(r"(?<=\d)\.0+$")  # the end of a whole number as pandas and spreadsheets write it: 14.0
 
 

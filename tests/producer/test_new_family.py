@@ -41,7 +41,7 @@ WORKFLOW: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the family's untrained model; beside it `mine.toml`, imported of a workflow with a file of its own.
+    """The folder of the untrained model, and beside it `mine.toml`, imported from a workflow that names a file.
 
     `import.json` has what the import has printed.
     """
