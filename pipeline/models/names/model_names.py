@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from svdq.pipeline.command_line import svdq_command
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.families import FAMILIES, family_named, family_of, layout_of
 from svdq.pipeline.models.family import FolderLayout
 from svdq.pipeline.models.known_model import KnownModel
@@ -59,7 +59,7 @@ def timings_of(name: str) -> Timings:
         return Timings.model_validate({key: value for key, _, value in items})
     except ValidationError as error:
         raise InputError(
-            f"The model {name!r} cannot be simulated ({error.errors()[0]['msg']}); write it like "
+            f"The model {name!r} cannot be simulated ({first_error(error)['msg']}); write it like "
             f"simulated:step_ms=50,decode_ms=100 with any of {', '.join(Timings.model_fields)}."
         ) from error
 
