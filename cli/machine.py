@@ -10,7 +10,7 @@ from svdq.cli.formatting import echo, echo_json, table, words
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import json_option, storage_options
 from svdq.producer.embedded_redis import ensure_server, running_url, stop_server
-from svdq.producer.settings import ENV_PREFIX, scheme_of, shown_redis_url, without_secrets
+from svdq.producer.settings import ENV_PREFIX, scheme_of, shown_redis_url, without_secrets, without_urls_secrets
 from svdq.producer.settings_loader import load_settings, origins
 from svdq.worker.doctor import (
     Finding,
@@ -133,6 +133,7 @@ def config(as_json: bool, **flags: str | None) -> None:
     values = dict.fromkeys(type(settings).model_fields) | settings.model_dump(mode="json")
     values["redis_url"] = None if settings.redis_url is None else shown_redis_url(settings.redis_url)
     values["storage"] = without_secrets(settings.storage)
+    values["worker_options"] = without_urls_secrets(settings.worker_options)
     values["notify"] = [*map(scheme_of, settings.notify)]
     values["serve_token"] = None if settings.serve_token is None else "***"
     sources = origins(**flags)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import math
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -47,7 +48,33 @@ WAIT_S = 2.0  # seconds between two attempts of a service to reach Redis
 COUNT = click.IntRange(1, 1000)
 
 
-@click.command(cls=SectionedCommand)
+class WorkerCommand(SectionedCommand):
+    """A command whose options have the setting `worker_options` as their default."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing and not set(ctx.help_option_names) & set(args):
+            ctx.default_map = self._defaults(load_settings().worker_options)
+        return super().parse_args(ctx, args)
+
+    def _defaults(self, text: str) -> dict[str, Any]:
+        """Parse the setting; raises InputError for what a command line could not have either."""
+        try:
+            words = shlex.split(text)
+            context = click.Context(self)
+            super().parse_args(context, [*words])
+            values = self.make_parser(context).parse_args(words)[0]
+            if own := [name for name in values if name in Settings.model_fields]:
+                raise ValueError(f"{own[0]} is a setting of its own")
+        except (ValueError, click.UsageError) as error:
+            reason = error.format_message() if isinstance(error, click.UsageError) else str(error)
+            raise InputError(  # without the text: it may have a password
+                f"SVDQ_WORKER_OPTIONS (or worker_options in svdq.toml) is not what `svdq worker` takes ({reason}); "
+                "correct or unset it."
+            ) from error
+        return values
+
+
+@click.command(cls=WorkerCommand)
 @click.option(
     "--ranks", type=COUNT, help="Ranks of the group [default: one per GPU; without GPUs one per core, at most 7]."
 )
@@ -98,7 +125,8 @@ def worker(
     """Start a group of ranks that renders queued jobs.
 
     Ctrl-C once stops taking jobs and finishes those in flight (in rounds, the present steps of one); twice stops now. A
-    burst exits with 1 if all its videos failed or it found the queue paused.
+    burst exits with 1 if all its videos failed or it found the queue paused. Options in SVDQ_WORKER_OPTIONS, or in
+    worker_options of svdq.toml, need not be typed; those that are typed win.
 
     \b
     Examples:

@@ -129,6 +129,8 @@ class Settings(BaseModel):
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
     #: Whether weights of quantized files stay as the file has them; auto: where there is no room for made ones.
     weights: Literal["auto", "stored", "made"] = "auto"
+    #: Options of `svdq worker` as in a shell, such as `--experts rounds`; those that are typed win.
+    worker_options: str = ""
     #: Folder of the LoRAs that jobs may choose, such as ComfyUI's models/loras; None: there are none.
     loras: Annotated[Path, AfterValidator(absolute)] | None = None
     #: Template for the folder and name of videos below outputs/, for submissions that give none.

@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import click
 
@@ -26,12 +27,30 @@ from svdq.producer.settings_loader import load_settings
 EXAMPLES = """\b
 Examples:
   svdq serve
-  svdq serve --with-worker
+  svdq serve --with-worker -- --experts rounds    options of svdq worker
   svdq serve --host 0.0.0.0 --allow-host videos.example.com
 """
 
 
-@click.group(epilog=EXAMPLES, invoke_without_command=True)
+OF_WORKER = "svdq.worker_options"  # key of click's context: arguments after `--`
+
+
+class ServeGroup(click.Group):
+    """A group that keeps arguments after `--`, unless they are of one of its commands."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        if not self.commands.keys() & {*own}:
+            ctx.meta[OF_WORKER], args = args[len(own) + 1 :], own
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=ServeGroup,
+    epilog=EXAMPLES,
+    invoke_without_command=True,
+    subcommand_metavar="[COMMAND [ARGS]... | -- WORKER_OPTIONS...]",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="Port; 0 takes a free one."
@@ -61,6 +80,8 @@ def serve(
     The token is in the file serve-token in SVDQ_HOME, or in SVDQ_SERVE_TOKEN. `svdq serve token add NAME` makes one for
     each person, who owns what is submitted with it.
 
+    With --with-worker, arguments after `--` are options of `svdq worker`.
+
     Ctrl-C or SIGTERM stops the server within three seconds; the queue is kept. A worker beside it stops after its
     current step, and its videos are continued at the next start.
     """
@@ -83,6 +104,11 @@ def serve(
     for name in allowed_hosts:
         if not is_host(name):
             raise InputError(f"--allow-host {name!r} is not a name; give one without http:// and port.")
+    worker_options = context.meta[OF_WORKER]
+    if with_worker:
+        _check_worker(context, worker_options)
+    elif worker_options:
+        raise click.UsageError("Options after `--` are the worker's; give --with-worker, too.")
     settings = load_settings(redis_url=redis_url, storage=storage)
     token = find_token(settings)
     listener = listen(host, port)
@@ -103,7 +129,7 @@ def serve(
             echo(f"Serving at {options.url}/ (token: {place})")
         notify_systemd()
 
-    with _worker_beside(settings) if with_worker else contextlib.nullcontext():
+    with _worker_beside(settings, worker_options) if with_worker else contextlib.nullcontext():
         signal_number = run(make_app(settings, options, report), listener)
     # A thread may still wait for Redis or a disk. A job is enqueued in one step and answered after that.
     os._exit(EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0)
@@ -196,19 +222,25 @@ def _show_code(url: str) -> None:
             echo("".join(" ▄▀█"[2 * (not above) + (not below)] for above, below in zip(upper, lower, strict=True)))
 
 
-@contextlib.contextmanager
-def _worker_beside(settings: Settings) -> Iterator[None]:
-    """Run a worker within a block; it then stops after its current step, or at once on a Ctrl-C.
-
-    Raises InputError if PyTorch is not installed.
-    """
+def _check_worker(context: click.Context, options: Sequence[str]) -> None:
+    """Raise InputError if PyTorch is not installed, or click's error for options that `svdq worker` does not take."""
     require_torch("a worker beside the server")
+    root = context.find_root()
+    # Through the table of commands: the server itself does not import the worker.
+    worker = cast(click.Group, root.command).get_command(root, "worker")
+    assert worker is not None
+    worker.make_context("worker", [*options], parent=root)
+
+
+@contextlib.contextmanager
+def _worker_beside(settings: Settings, options: Sequence[str]) -> Iterator[None]:
+    """Run a worker within a block; it then stops after its current step, or at once on a Ctrl-C."""
     environment = os.environ | settings.environment()
     environment.pop("SVDQ_SERVE_TOKEN", None)
     environment["PYTHONSAFEPATH"] = "1"  # else `python -m` imports ./svdq of the current folder
     # A separate session: Ctrl-C in the terminal would reach the worker, too, and make it finish all videos.
     process = subprocess.Popen(
-        [sys.executable, "-m", "svdq.cli", "worker"],
+        [sys.executable, "-m", "svdq.cli", "worker", *options],
         env=environment,
         start_new_session=True,
         preexec_fn=die_with_parent(),

@@ -11,7 +11,9 @@ from tests.conftest import Cli
 
 def test_values_and_sources(svdq: Cli, home: Path) -> None:
     home.mkdir()
-    (home / "svdq.toml").write_text('max_attempts = 5\nstall_s = 60\nmodel = "simulated"\n')
+    (home / "svdq.toml").write_text(
+        "max_attempts = 5\nstall_s = 60\nmodel = 'simulated'\nworker_options = '--ranks 2'\n"
+    )
     Path("svdq.toml").write_text('stall_s = 90\nframes = 14\nstorage = "videos"\n')
     done = svdq(
         "config",
@@ -39,6 +41,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "stall_s": {"value": 90.0, "source": str(Path("svdq.toml").absolute())},
         "memory_limit": {"value": None, "source": "default"},
         "weights": {"value": "auto", "source": "default"},
+        "worker_options": {"value": "--ranks 2", "source": str(home / "svdq.toml")},
         "loras": {"value": None, "source": "default"},
         "output": {"value": "", "source": "default"},
         "upscaler": {"value": None, "source": "default"},

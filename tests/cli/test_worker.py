@@ -34,6 +34,33 @@ def test_a_file_that_could_not_be_written(
     assert not home.exists()
 
 
+def test_options_in_a_setting_need_not_be_typed(svdq: Cli, home: Path) -> None:
+    home.mkdir()
+    (home / "svdq.toml").write_text("worker_options = '--burst --ranks 1 --report \"/no such/folder/a.json\"'\n")
+    assert "no folder '/no such/folder'" in svdq("worker").stderr
+    assert "no folder '/other'" in svdq("worker", "--report", "/other/b.json").stderr
+    assert "no folder '/third'" in svdq("worker", SVDQ_WORKER_OPTIONS="--report /third/c.json").stderr
+    assert svdq("worker", "--help", SVDQ_WORKER_OPTIONS="--rnaks 2").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--rnaks 2", "No such option '--rnaks'"),
+        ("--ranks many", "'many' is not a valid integer"),
+        ("--burst now", "unexpected extra argument"),
+        ("--report 'a", "No closing quotation"),
+        ("--redis-url redis://:hidden@h:1/0", "redis_url is a setting of its own"),
+    ],
+)
+def test_wrong_options_in_a_setting(svdq: Cli, options: str, reason: str) -> None:
+    done = svdq("worker", SVDQ_WORKER_OPTIONS=options)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("Error: SVDQ_WORKER_OPTIONS (or worker_options in svdq.toml) ")
+    assert reason in done.stderr
+    assert "hidden" not in done.stderr + svdq("config", SVDQ_WORKER_OPTIONS=options).stdout
+
+
 @pytest.mark.parametrize("command", ["worker --burst", "bench", "model tiny folder"])
 def test_without_pytorch_there_is_a_sentence(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str

@@ -101,6 +101,19 @@ def test_a_worker_beside_it_imports_nothing_from_the_current_folder(serve: Serve
     assert not (tmp_path / "imported").exists()
 
 
+def test_a_worker_beside_it_takes_options(serve: Serve, svdq: Cli) -> None:
+    server = serve("--port", "0", "--with-worker", "--", "--ranks", "1", "--report", "/no/folder/night.json")
+    wait_until(lambda: "The worker has ended with exit code 2" in server.output.read_text(), server.output.read_text)
+    assert "no folder '/no/folder'" in server.output.read_text()
+    for arguments, reason in (
+        (("--with-worker", "--", "--rnaks", "2"), "No such option '--rnaks'"),
+        (("--", "--ranks", "2"), "give --with-worker"),
+    ):
+        refused = svdq("serve", "--port", "0", *arguments)
+        assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+        assert reason in refused.stderr
+
+
 def test_responses_on_a_kept_connection_are_not_delayed() -> None:
     with (
         listen("127.0.0.1", 0) as listener,
