@@ -53,14 +53,14 @@ class WorkerCommand(SectionedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing and not set(ctx.help_option_names) & set(args):
-            ctx.default_map = self._defaults(load_settings().worker_options)
+            ctx.default_map = self._defaults(load_settings().worker_options, ctx.parent)
         return super().parse_args(ctx, args)
 
-    def _defaults(self, text: str) -> dict[str, Any]:
+    def _defaults(self, text: str, parent: click.Context | None) -> dict[str, Any]:
         """Parse the setting; raises InputError for what a command line could not have either."""
         try:
             words = shlex.split(text)
-            context = click.Context(self)
+            context = click.Context(self, parent=parent)
             super().parse_args(context, [*words])
             values = self.make_parser(context).parse_args(words)[0]
             if own := [name for name in values if name in Settings.model_fields]:
