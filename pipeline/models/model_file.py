@@ -49,6 +49,8 @@ class SchedulerEntry(_Section):
     #: Noise levels before the shift, falling, as many as steps; or a schedule by its name, for any number of steps.
     sigmas: tuple[_Sigma, ...] | ScheduleName | None = None
     # Left out of the fingerprint unless they are given, so that earlier model files keep theirs.
+    #: Noise levels of a second stage, falling, as many as its steps.
+    stage_2_sigmas: tuple[_Sigma, ...] | None = Field(None, exclude_if=lambda value: value is None)
     #: The noise level from which on the second of two experts does the steps; in place of the base's.
     boundary: float | None = Field(None, gt=0, lt=1, exclude_if=lambda value: value is None)
     #: The number of steps that the first of two experts does; in place of a boundary.
@@ -65,11 +67,12 @@ class SchedulerEntry(_Section):
 
     @model_validator(mode="after")
     def _valid(self) -> "SchedulerEntry":
-        if isinstance(self.sigmas, tuple):
-            if not self.sigmas:
-                raise ValueError("sigmas must name one noise level at least")
-            if list(self.sigmas) != sorted(set(self.sigmas), reverse=True):
-                raise ValueError("sigmas must fall from step to step")
+        for name, sigmas in (("sigmas", self.sigmas), ("stage_2_sigmas", self.stage_2_sigmas)):
+            if isinstance(sigmas, tuple):
+                if not sigmas:
+                    raise ValueError(f"{name} must name one noise level at least")
+                if list(sigmas) != sorted(set(sigmas), reverse=True):
+                    raise ValueError(f"{name} must fall from step to step")
         if None not in (self.boundary, self.switch_at):
             raise ValueError("boundary and switch_at exclude each other")
         return self

@@ -92,6 +92,5 @@ class ResolvedModel(BaseModel):
             described["weights"] = {component: file.name for component, file in self.weights.items()}
         if self.loras:
             described["loras"] = [lora.model_dump() | {"file": lora.file.name} for lora in self.loras]
-        return described | {
-            name: self.facts[name] for name in ("sigmas", "switch_at", "step_cache") if name in self.facts
-        }
+        named = ("sigmas", "stage_2_sigmas", "is_ancestral", "switch_at", "step_cache")
+        return described | {name: self.facts[name] for name in named if name in self.facts}

@@ -7,7 +7,8 @@ import torch
 from PIL.Image import Image
 
 from svdq.pipeline.models.families import family_of
-from svdq.pipeline.models.ltx.family import LtxParameters, stages_of
+from svdq.pipeline.models.family import Facts
+from svdq.pipeline.models.ltx.family import LtxParameters, Stage, stages_of
 from svdq.pipeline.models.ltx.layout import GIVEN_SIGMAS, UPSAMPLER, read_facts
 from svdq.pipeline.models.names.model_names import find_folder
 from svdq.pipeline.models.svd.family import SvdParameters
@@ -82,16 +83,23 @@ def call_diffusers(pipeline: Any, image: Image, parameters: VideoParameters, **m
 
 
 def call_ltx(
-    pipeline: Any, image: Image, parameters: LtxParameters, last_image: Image | None = None, **more: Any
+    pipeline: Any,
+    image: Image,
+    parameters: LtxParameters,
+    last_image: Image | None = None,
+    facts: Facts | None = None,
+    **more: Any,
 ) -> tuple[Any, torch.Tensor]:
     """Call LTX-2 as its documentation does, twice for two stages; return the frames of each video, and its sound.
 
-    One generator draws for both calls, which have the same conditions and text. The sound is (1, 2, N).
+    One generator draws for both calls, which have the same conditions and text. The sound is (1, 2, N). `facts` are
+    those of a model file.
     """
     from diffusers import LTX2LatentUpsamplePipeline
     from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 
-    facts = read_facts(Path(pipeline.config._name_or_path), "")
+    facts = facts or read_facts(Path(pipeline.config._name_or_path), "")
+    generator = torch.Generator("cpu").manual_seed(parameters.seed)
     last_image = image if parameters.loop else last_image
     conditions = [LTX2VideoCondition(image, 0, 1.0)]
     conditions += [] if last_image is None else [LTX2VideoCondition(last_image, -1, 1.0)]
@@ -103,23 +111,28 @@ def call_ltx(
         "audio_modality_scale": None,
         "audio_guidance_rescale": None,
         "spatio_temporal_guidance_blocks": [min(28, pipeline.transformer.config.num_layers - 1)],
-        "generator": torch.Generator("cpu").manual_seed(parameters.seed),
+        "generator": generator,
         "return_dict": False,
     }
     scheduler, first = pipeline.scheduler, stages_of(parameters, facts)[0]
     height, width = first.height * 32, first.width * 32
     sigmas = {} if first.sigmas is None else {"sigmas": [*first.sigmas]}
     is_last = parameters.stages == 1
-    found = pipeline(
-        conditions=conditions,
-        height=height,
-        width=width,
-        num_inference_steps=first.num_steps,
-        **sigmas,
-        **arguments,
-        output_type="pil" if is_last else "latent",
-        **more,
-    )
+    if facts.get("is_ancestral"):
+        pipeline.scheduler = _ancestral(generator, first)
+    try:
+        found = pipeline(
+            conditions=conditions,
+            height=height,
+            width=width,
+            num_inference_steps=first.num_steps,
+            **sigmas,
+            **arguments,
+            output_type="pil" if is_last else "latent",
+            **more,
+        )
+    finally:
+        pipeline.scheduler = scheduler
     if is_last:
         return found
     latents, audio_latents = found
@@ -129,7 +142,10 @@ def call_ltx(
     latents = upsample(latents=latents, output_type="latent", return_dict=False, **size)[0]
     second = stages_of(parameters, facts)[1]
     assert second.sigmas is not None
-    pipeline.scheduler = type(scheduler).from_config(scheduler.config, **GIVEN_SIGMAS)
+    if facts.get("is_ancestral"):
+        pipeline.scheduler = _ancestral(generator, second)
+    else:
+        pipeline.scheduler = type(scheduler).from_config(scheduler.config, **GIVEN_SIGMAS)
     try:
         return pipeline(
             conditions=conditions,
@@ -145,3 +161,34 @@ def call_ltx(
         )
     finally:
         pipeline.scheduler = scheduler
+
+
+def _ancestral(generator: torch.Generator, stage: Stage) -> Any:
+    """Return diffusers' ancestral scheduler for a pipeline that gives it neither a last level nor a generator.
+
+    Photos have no noise: after each step but the last their tokens are as before the first, as in diffusers'
+    LTX2DFRTemporalRefinePipeline.
+    """
+    from diffusers import LTXEulerAncestralRFScheduler
+
+    class Scheduler(LTXEulerAncestralRFScheduler):
+        clean: torch.Tensor
+
+        def __deepcopy__(self, memo: Any) -> Any:  # for the sound, with the same generator
+            return Scheduler()
+
+        def set_timesteps(self, *_: Any, sigmas: list[float], device: Any = None, **__: Any) -> None:
+            super().set_timesteps(sigmas=[*sigmas, 0.0], device=device)
+            self.timesteps = self.timesteps[:-1]
+
+        def step(self, velocity: Any, t: Any, sample: torch.Tensor, return_dict: bool = False) -> Any:
+            if self.step_index is None:
+                self.clean = sample
+            moved = super().step(velocity, t, sample, generator=generator, return_dict=False)[0]
+            if self is pipeline_scheduler and self.step_index < stage.num_steps:
+                for photo in (slice(stage.frame_tokens), slice(stage.tokens, None)):
+                    moved[:, photo] = self.clean[:, photo]
+            return (moved,)
+
+    pipeline_scheduler = Scheduler()
+    return pipeline_scheduler

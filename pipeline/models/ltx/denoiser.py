@@ -4,12 +4,10 @@ The second stage begins with the first stage's latents, upsampled, and with nois
 both happen in its first step. Comments refer to the lines of diffusers' `__call__`.
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,33 +18,8 @@ from svdq.pipeline.models.ltx.family import (
     Stage,
     audio_frames,
 )
-from svdq.pipeline.models.ltx.layout import GIVEN_SIGMAS
+from svdq.pipeline.models.ltx.schedule import Schedule
 from svdq.pipeline.models.video_model import State
-
-
-class Schedule:
-    """The schedule of all stages with the same noise levels and, where these depend on it, the same size."""
-
-    def __init__(self, stage: Stage, tokens: int, facts: Facts, device: torch.device) -> None:
-        """Set the timesteps; `tokens` counts the video's and its last photo's."""
-        from diffusers import FlowMatchEulerDiscreteScheduler
-        from diffusers.pipelines.ltx2.pipeline_ltx2_condition import calculate_shift, retrieve_timesteps
-
-        # (5) of diffusers' `__call__`.
-        changed = GIVEN_SIGMAS if stage.sigmas is not None else {}
-        self._scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(facts["scheduler"], **changed)
-        config = self._scheduler.config
-        mu = calculate_shift(
-            tokens, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
-        )
-        levels = np.linspace(1.0, 1 / stage.num_steps, stage.num_steps) if stage.sigmas is None else [*stage.sigmas]
-        self.timesteps: Tensor = retrieve_timesteps(self._scheduler, None, device, None, sigmas=levels, mu=mu)[0]
-
-    def at(self, index: int) -> Any:
-        """Return the scheduler before step `index` of the stage; it keeps nothing else between steps."""
-        scheduler = copy.copy(self._scheduler)
-        scheduler._step_index = index
-        return scheduler
 
 
 class _Prepared(NamedTuple):
@@ -83,7 +56,8 @@ class LtxDenoiser:
         if stage.number and index == stage.first_step:
             state = {**state, **self._second_stage(state, *self.stages)}
             # Nothing needs them any more; what has no numbers takes no time to send.
-            emptied = {name: state[name][:, :0] for name in ("noise", "audio_noise", "photo_latents_0")}
+            names = ("noise", "audio_noise", "photo_latents_0", *noise_names(0))
+            emptied = {name: state[name][:, :0] for name in names if name in state}
         if stage.number not in self._prepared:
             self._prepared[stage.number] = self._prepare(state, stage)
         changed = self._step(state, index - stage.first_step, stage, self._prepared[stage.number])
@@ -194,12 +168,22 @@ class LtxDenoiser:
             pairs = zip(guided, found, strict=True)
             guided = [rescale_noise_cfg(each, plain, guidance_rescale=rescale) for each, plain in pairs]
         mask = prepared.mask[:1]
-        guided[0] = (guided[0] * (1 - mask) + prepared.clean * mask).to(guided[0].dtype)
+
+        def with_clean(video: Tensor) -> Tensor:
+            return (video * (1 - mask) + prepared.clean * mask).to(video.dtype)
+
+        guided[0] = with_clean(guided[0])
         moved = []
-        for sample, each in zip(samples, guided, strict=True):
+        is_noisy = self.facts.get("is_ancestral", False) and index + 1 < stage.num_steps
+        for sample, each, name in zip(samples, guided, noise_names(stage.number), strict=True):
             own = prepared.schedule.at(index)  # a scheduler counts steps
             velocity = pipeline.convert_x0_to_velocity(sample, each, index, own)
-            moved.append(own.step(velocity, t, sample, return_dict=False)[0])
+            if is_noisy:
+                moved.append(prepared.schedule.ancestral_step(velocity, index, sample, state[name][index : index + 1]))
+            else:
+                moved.append(own.step(velocity, t, sample, return_dict=False)[0])
+        if is_noisy:
+            moved[0] = with_clean(moved[0])  # photos stay without noise
         return {"latents": moved[0], "audio_latents": moved[1]}
 
     @property
@@ -210,6 +194,11 @@ class LtxDenoiser:
     @property
     def _stg_block(self) -> int:
         return min(STG_BLOCK, int(self.facts["transformer"]["num_layers"]) - 1)
+
+
+def noise_names(stage: int) -> tuple[str, str]:
+    """Return the names in a state of the noise of a stage's ancestral steps: (S - 1, N, C), and of sound."""
+    return f"step_noise_{stage}", f"audio_step_noise_{stage}"
 
 
 def _scales(parameters: LtxParameters) -> tuple[tuple[float, float], float, float, float]:

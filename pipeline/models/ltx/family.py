@@ -128,6 +128,10 @@ class Stage:
         return self.frames * self.frame_tokens
 
 
+def _second_sigmas(facts: Facts) -> tuple[float, ...]:
+    return tuple(facts.get("stage_2_sigmas", STAGE_2_DISTILLED_SIGMA_VALUES))
+
+
 def stages_of(parameters: LtxParameters, facts: Facts) -> tuple[Stage, ...]:
     """Return the stages of a video whose parameters are filled in."""
     steps, width, height = parameters.steps, parameters.width, parameters.height
@@ -135,7 +139,7 @@ def stages_of(parameters: LtxParameters, facts: Facts) -> tuple[Stage, ...]:
     assert width is not None
     assert height is not None
     sigmas = tuple(facts["sigmas"]) if "sigmas" in facts else None
-    second = STAGE_2_DISTILLED_SIGMA_VALUES if parameters.stages == 2 else ()
+    second = _second_sigmas(facts) if parameters.stages == 2 else ()
     first_steps = steps - len(second)
 
     def stage(number: int, first_step: int, num_steps: int, levels: tuple[float, ...] | None) -> Stage:
@@ -199,13 +203,15 @@ def complete(parameters: VideoParameters, facts: Facts) -> LtxParameters:
     }
     usual = {name: value for name, value in defaults.items() if getattr(parameters, name, "") is None}
     parameters = parameters.model_copy(update=usual)
-    second = len(STAGE_2_DISTILLED_SIGMA_VALUES) if parameters.stages == 2 else 0
+    second = len(_second_sigmas(facts)) if parameters.stages == 2 else 0
     if second and not facts["has_upsampler"]:
         raise InputError("This model of LTX-2 has no latent_upsampler, so it makes videos in one stage; use stages 1.")
     # A schedule is for its number of steps.
     steps = len(facts["sigmas"]) + second if is_distilled else parameters.steps or STEPS + second
     if steps <= second:
-        raise InputError(f"Two stages need more than {second} steps, and {steps} were asked for; use at least 11.")
+        raise InputError(
+            f"Two stages need more than {second} steps, and {steps} were asked for; use at least {second + 8}."
+        )
     return parameters.model_copy(update={"steps": steps})
 
 

@@ -86,6 +86,9 @@ TRANSFORMER, UPSAMPLER = "transformer", "latent_upsampler"
 #: same names, in a module that imports torch.
 DISTILLED_SIGMA_VALUES = (1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875)
 STAGE_2_DISTILLED_SIGMA_VALUES = (0.909375, 0.725, 0.421875)
+#: Samplers by diffusers' names: Euler's method, and one that adds noise in each step but the last, with an eta of 1.
+ANCESTRAL = "LTXEulerAncestralRFScheduler"
+SAMPLERS = ("FlowMatchEulerDiscreteScheduler", ANCESTRAL)
 #: Settings of a scheduler for given noise levels, as diffusers' documentation has them.
 GIVEN_SIGMAS: dict[str, Any] = {"use_dynamic_shifting": False, "shift_terminal": None}
 #: H.264's constant rate factor with which photos are compressed before they are encoded, as in training, by text
@@ -180,7 +183,18 @@ def read_facts(folder: Path, name: str) -> Facts:
 
 
 def use_scheduler(facts: Facts, given: SchedulerEntry) -> Facts:
-    """Return the facts that noise levels of a distilled model change; raises InputError for any other change."""
-    if not isinstance(given.sigmas, tuple) or given.model_fields_set - {"sigmas"}:
-        raise InputError("The scheduler of a model file for LTX-2 has a list of sigmas only; leave all else out.")
-    return {"scheduler": {**facts["scheduler"], **GIVEN_SIGMAS}, "sigmas": list(given.sigmas)}
+    """Return the facts that a sampler and noise levels change; raises InputError for any other change."""
+    is_other = given.model_fields_set - {"class_name", "sigmas", "stage_2_sigmas"} or isinstance(given.sigmas, str)
+    if is_other or given.class_name not in (None, *SAMPLERS):
+        raise InputError(
+            f"The scheduler of a model file for LTX-2 has lists of sigmas and stage_2_sigmas, and the class "
+            f"{' or '.join(SAMPLERS)}; leave all else out."
+        )
+    changed: dict[str, Any] = {}
+    if given.class_name == ANCESTRAL:
+        changed["is_ancestral"] = True
+    if isinstance(given.sigmas, tuple):
+        changed |= {"scheduler": {**facts["scheduler"], **GIVEN_SIGMAS}, "sigmas": list(given.sigmas)}
+    if given.stage_2_sigmas is not None:
+        changed["stage_2_sigmas"] = list(given.stage_2_sigmas)
+    return changed

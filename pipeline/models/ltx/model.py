@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError, SampleError, how_to_install
-from svdq.pipeline.models.ltx.denoiser import LtxDenoiser, Schedule, base_dtype, with_noise, with_photos
+from svdq.pipeline.models.ltx.denoiser import LtxDenoiser, base_dtype, noise_names, with_noise, with_photos
 from svdq.pipeline.models.ltx.family import FAMILY, LtxParameters, Stage, audio_frames, stages_of
 from svdq.pipeline.models.ltx.layout import TRANSFORMER
+from svdq.pipeline.models.ltx.schedule import Schedule
 from svdq.pipeline.models.prompted_model import PromptedModel, Texts
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role, State, all_finite, nan_advice
@@ -110,10 +111,10 @@ class LtxModel(PromptedModel):
         return packed.contiguous()
 
     def _noise(self, parameters: LtxParameters, photos: list[Tensor]) -> dict[str, Tensor]:
-        """Draw all random numbers of a video: of video and sound, for each stage; see (4).
+        """Draw all random numbers of a video: of video and sound, for each stage and its steps; see (4).
 
-        Returns the `latents` (1, N, C) and `audio_latents` (1, L, C') that the first stage begins with, and the `noise`
-        and `audio_noise` for a second one.
+        Returns the `latents` (1, N, C) and `audio_latents` (1, L, C') that the first stage begins with, the `noise`
+        and `audio_noise` for a second one, and what ancestral steps add.
         """
         generator = torch.Generator("cpu").manual_seed(parameters.seed)
         audio, channels = self._facts["audio_vae"], self._facts["transformer"]["in_channels"]
@@ -124,12 +125,21 @@ class LtxModel(PromptedModel):
             dtype = base_dtype(stage, photo, self._dtype)
             noise = torch.randn((1, tokens, channels), generator=generator, dtype=dtype).to(self._device)
             audio_noise = torch.randn(audio_shape, generator=generator).to(self._device)
+            if self._facts.get("is_ancestral"):
+                step_noise = [
+                    torch.empty((stage.num_steps - 1, *shape)) for shape in ((tokens, channels), audio_shape[1:])
+                ]
+                for step in range(stage.num_steps - 1):
+                    for each in step_noise:  # of the video, then of the sound
+                        each[step] = torch.randn(each.shape[1:], generator=generator)
+                names = noise_names(stage.number)
+                state |= {name: each.to(self._device) for name, each in zip(names, step_noise, strict=True)}
             if stage.number:
                 return state | {"noise": noise, "audio_noise": audio_noise}
             blank = torch.zeros((1, stage.tokens, channels), device=self._device)
             latents, mask, _ = with_photos(self.pipeline, blank, photo.to(self._device), stage)
             scale = 1.0 if stage.sigmas is None else stage.sigmas[0]
-            state = {"latents": with_noise(latents, mask, noise, scale), "audio_latents": audio_noise}
+            state |= {"latents": with_noise(latents, mask, noise, scale), "audio_latents": audio_noise}
         return state
 
     @torch.inference_mode()

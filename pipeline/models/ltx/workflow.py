@@ -20,7 +20,7 @@ from svdq.pipeline.models.ltx.layout import (
     UPSAMPLER,
 )
 from svdq.pipeline.models.ltx.workflow_photos import PHOTO_NODES, Photo, photos_in, upsampled_size
-from svdq.pipeline.models.ltx.workflow_sampling import guidance_of, levels_of, note_sampler, num_tokens, read_schedule
+from svdq.pipeline.models.ltx.workflow_sampling import guidance_of, levels_of, num_tokens, read_schedule, sampler_of
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
 
 _WIDGETS = {
@@ -53,6 +53,7 @@ _REFUSED = {
     "looping|extend|loadvideo": "makes a video from another one",
     "vaeencode": "makes a video from latents of pictures",
 }
+_USUAL_LEVELS = (DISTILLED_SIGMA_VALUES, STAGE_2_DISTILLED_SIGMA_VALUES)
 _TO_LOADERS = ("positive", "conditioning", "clip", "vae")  # inputs on the way to a loader
 _OF_GEMMA = ("gemma_path", "ltxv_path")  # inputs of LTXVGemmaCLIPModelLoader
 _WHOLE = ("connectors", "vae", "audio_vae", "vocoder")  # in a checkpoint, besides the transformer
@@ -84,9 +85,12 @@ def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
     photos = photos_in(graph, [stage.path for stage in stages], version.image_crf)
     size = upsampled_size(graph, start, _STARTS[start.type], _factor(graph, stages))
     frames = frames_of(graph, start, _STARTS[start.type], FRAME_STEP)
-    levels = levels_of(graph, first, num_tokens(size, frames, len(used)))
-    for stage in used:
-        note_sampler(graph, stage)
+    levels = [levels_of(graph, stage, num_tokens(size, frames, len(used) - at)) for at, stage in enumerate(used)]
+    scheduler: dict[str, Any] = {}
+    if (sampler := sampler_of(graph, used)) is not None:
+        scheduler["class"] = sampler
+    for name, found, usual in zip(("sigmas", "stage_2_sigmas"), levels, _USUAL_LEVELS, strict=False):
+        scheduler |= {} if found == usual else {name: list(found)}
     guidance = guidance_of(graph, first)
     weights = _weights(graph, stages, models[0], version.base)
     source = _source(graph, first, start, photos, size, frames)
@@ -96,7 +100,7 @@ def read(graph: Graph, stages: Sequence[Stage]) -> Recipe:
         weights=weights,
         loras=tuple((TRANSFORMER, lora) for lora in models[0].loras),
         defaults=defaults_of(source, stages=len(used), **guidance),
-        scheduler={} if levels == DISTILLED_SIGMA_VALUES else {"sigmas": list(levels)},
+        scheduler=scheduler,
         source=source,
         seed=first.seed,
         checkpoints=frozenset(filter(None, checkpoints)),
@@ -181,10 +185,6 @@ def _has_second(graph: Graph, stages: Sequence[Stage], models: Sequence[ModelCha
         return False
     if uses_of(models[0]) != uses_of(models[1]):
         graph.note(second.node, "has other LoRAs, or other strengths, than the first sampler; svdq takes the first's")
-    levels = levels_of(graph, second, num_tokens(None, None, 2))
-    if levels != STAGE_2_DISTILLED_SIGMA_VALUES:
-        ours, theirs = (", ".join(f"{each:g}" for each in these) for these in (STAGE_2_DISTILLED_SIGMA_VALUES, levels))
-        graph.note(second.node, f"has the noise levels {theirs}; svdq's second stage has {ours}")
     if second.seed != first.seed:
         graph.note(second.node, f"has the seed {second.seed}; svdq draws the noise of both stages from the first seed")
     return True

@@ -1,13 +1,14 @@
 """How the samplers of a workflow of LTX-2 denoise: noise levels and guidance."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Node, Schedule, Stage
 from svdq.pipeline.models.comfyui.stages import note_euler, note_start
 from svdq.pipeline.models.comfyui.values import quiet_number, quietly, whole_of
 from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, NO_GUIDANCE
+from svdq.pipeline.models.ltx.layout import ANCESTRAL, SAMPLERS
 
 #: Settings of LTXVScheduler, with ComfyUI's defaults.
 _OF_SCHEDULER: Mapping[str, float] = {"max_shift": 2.05, "base_shift": 0.95, "stretch": True, "terminal": 0.1}
@@ -67,13 +68,29 @@ def ltx_levels(
     return tuple(round(1 - (1 - level) / scale, 6) for level in levels) if scale else tuple(levels)
 
 
-def note_sampler(graph: Graph, stage: Stage) -> None:
-    """Note a sampler that is another one than Euler's method, as an ancestral one with an eta of 0 is not."""
+def sampler_of(graph: Graph, stages: Sequence[Stage]) -> str | None:
+    """Return the scheduler class of the first stage's sampler if it is ancestral; note what svdq lacks."""
+    kinds = [_kind_of(graph, stage) for stage in stages]
+    for stage, kind in zip(stages, kinds, strict=True):
+        if kind is None:
+            note_euler(graph, stage)
+        elif kind != (kinds[0] or SAMPLERS[0]):
+            graph.note(stage.node, f"has the sampler {stage.sampler}; svdq takes the first sampler's for both stages")
+        note_start(graph, stage)
+    return ANCESTRAL if kinds[0] == ANCESTRAL else None
+
+
+def _kind_of(graph: Graph, stage: Stage) -> str | None:
+    """Return the scheduler class of a stage's sampler; None if svdq lacks it."""
+    if stage.sampler in ("euler", "euler_ancestral"):
+        return ANCESTRAL if stage.sampler == "euler_ancestral" else SAMPLERS[0]
+    if stage.sampler != "SamplerEulerAncestral":
+        return None
     chosen = graph.origin(stage.node.inputs.get("sampler"))
-    is_plain = chosen is not None and "eta" in chosen.inputs and quietly(graph, chosen.inputs["eta"]) == 0
-    if stage.sampler != "euler" and not (is_plain and stage.sampler == "SamplerEulerAncestral"):
-        note_euler(graph, stage)
-    note_start(graph, stage)
+    eta, noise = (None if chosen is None else quiet_number(graph, chosen, name) for name in ("eta", "s_noise"))
+    if eta == 0:  # it adds no noise
+        return SAMPLERS[0]
+    return ANCESTRAL if {eta, noise} <= {1, None} else None
 
 
 def guidance_of(graph: Graph, stage: Stage) -> dict[str, float]:

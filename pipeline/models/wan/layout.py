@@ -168,6 +168,8 @@ def read_facts(folder: Path, name: str) -> Facts:
 def use_scheduler(facts: Facts, given: SchedulerEntry) -> Facts:
     """Return the facts that another scheduler changes; raises InputError if svdq does not know its state."""
     changed: dict[str, Any] = {}
+    if given.stage_2_sigmas is not None:
+        raise InputError("Wan denoises in one stage, so it has no stage_2_sigmas; leave them out.")
     if given.class_name not in (None, facts["scheduler"]["_class_name"]):
         if given.class_name not in SHIFT_SETTINGS:
             raise InputError(

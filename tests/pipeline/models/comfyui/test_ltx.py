@@ -111,9 +111,9 @@ def test_the_template_of_ltx_2_3_is_read_whole() -> None:
     )  # fmt: skip
     assert found.source.photo == "egyptian_queen.png"
     assert (found.source.prompt or "").startswith("Egyptian royal")
+    assert found.scheduler["stage_2_sigmas"] == [0.85, 0.725, 0.4219]
     notes = "\n".join(found.notes)
     for sentence in (
-        "SamplerCustomAdvanced (320:308) has the noise levels 0.85, 0.725, 0.4219; svdq's second stage has",
         "SamplerCustomAdvanced (320:308) has the seed 42; svdq draws the noise of both stages from the first seed.",
         "LTXVPreprocess (320:289) compresses the photo by 18; svdq does by 33, as diffusers.",
         "LTXVImgToVideoInplace (320:296) holds to the photo with the strength 0.7; svdq does with 1.",
@@ -144,6 +144,23 @@ def test_the_size_of_a_selector_and_weights_in_int8() -> None:
     assert "int8-convrot" in found.weights["transformer"]
     assert "int8-convrot" in found.weights["text_encoder"]
     assert not any("int8" in note for note in found.notes)
+
+
+def test_samplers_and_levels_of_both_stages() -> None:
+    found = template("video_ltx2_5_i2v")
+    assert found.scheduler == {"class": "LTXEulerAncestralRFScheduler", "stage_2_sigmas": [0.85, 0.725, 0.4219]}
+    assert not any("sampler" in note or "levels" in note for note in found.notes)
+    workflow = ltx(stages=2)
+    workflow["noisy"] = node("SamplerEulerAncestral", eta=1.0, s_noise=1.0)
+    workflow["stage_1"]["inputs"]["sampler"] = ["noisy", 0]
+    found = read(workflow)
+    assert found.scheduler == {}
+    assert other_notes(found) == [
+        "SamplerCustomAdvanced (stage_1) has the sampler SamplerEulerAncestral; svdq takes the first sampler's for "
+        "both stages."
+    ]
+    workflow["noisy"]["inputs"]["eta"] = 0.5
+    assert "(stage_1) has the sampler SamplerEulerAncestral, which svdq lacks" in other_notes(read(workflow))[0]
 
 
 @pytest.mark.slow

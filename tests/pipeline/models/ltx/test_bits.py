@@ -113,6 +113,35 @@ def test_same_bits_on_ranks_that_have_only_their_components(opened, folder_of, k
     assert np.array_equal(our_sound.numpy(), sound)
 
 
+ANCESTRAL = """
+[scheduler]
+class = "LTXEulerAncestralRFScheduler"
+stage_2_sigmas = [0.85, 0.725, 0.4219]
+"""
+
+
+@pytest.mark.parametrize(
+    "changes", [{"last_image": "b"}, GUIDED | {"stages": 1, "frames": 9}], ids=["two stages", "guided"]
+)
+def test_ancestral_steps_have_the_bits_of_diffusers_scheduler_on_any_ranks(folder_of, tmp_path, changes):
+    """One rank, and three that get nothing but the state: also what a group resumes from after a kill."""
+    folder = folder_of("2.5")
+    (tmp_path / "mine.toml").write_text(f'base = "{folder}"\n{ANCESTRAL}')
+    resolved = resolve(str(tmp_path / "mine.toml"))
+    whole, *ranks = (open_model(resolved, role, CPU, torch.float32) for role in (EVERYTHING, FIRST, MIDDLE, LAST))
+    values = whole.complete(parameters(**changes))
+    photo, last_photo = photo_of(128, 64), photo_of(128, 64, seed=1) if values.last_image else None
+    video = (photo, values, last_photo)
+    one = render(whole, [whole] * values.steps, whole, *video)
+    steps = [rank for rank, share in zip(ranks, (3, 6, values.steps), strict=True) for _ in range(share)]
+    three = render(ranks[0], steps[: values.steps], ranks[-1], *video)
+    frames, sound = call_ltx(pipeline_of(folder), photo, values, last_photo, resolved.facts)
+    expected = np.stack([np.asarray(frame) for frame in frames[0]])
+    for ours, our_sound in (one, three):
+        assert np.array_equal(ours, expected)
+        assert np.array_equal(our_sound.numpy(), sound[0].numpy())
+
+
 def test_without_sound_the_frames_are_the_same(opened):
     model = opened("2.3")
     photo = photo_of(128, 64)

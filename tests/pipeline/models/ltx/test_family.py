@@ -74,8 +74,12 @@ def test_what_is_not_allowed(given, reason):
 def test_a_model_file_gives_the_noise_levels_of_a_distilled_lora():
     facts = FAMILY.use_scheduler(DEV, SchedulerEntry(sigmas=(1.0, 0.9, 0.5)))
     assert completed({**DEV, **facts}, stages=2).steps == 6
-    for given in ({"shift": 5.0}, {"sigmas": "simple"}, {"sigmas": (1.0, 0.5), "boundary": 0.9}):
-        with pytest.raises(InputError, match="has a list of sigmas only; leave all else out"):
+    second = FAMILY.use_scheduler(PUBLISHED, SchedulerEntry(stage_2_sigmas=(0.85, 0.4)))
+    values = completed({**PUBLISHED, **second})
+    assert [(each.num_steps, each.sigmas) for each in stages_of(values, {**PUBLISHED, **second})][1] == (2, (0.85, 0.4))
+    refused = ({"shift": 5.0}, {"sigmas": "simple"}, {"sigmas": (1.0, 0.5), "boundary": 0.9})
+    for given in (*refused, {"class": "UniPCMultistepScheduler"}):
+        with pytest.raises(InputError, match=r"has lists of sigmas and stage_2_sigmas, and the class Flow.*leave all"):
             FAMILY.use_scheduler(DEV, SchedulerEntry(**given))
 
 
