@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from svdq.producer.status.job_view import JobView
 
 MAX_REASONS = 20  # largest number of bad photos printed
+MAX_NAMED = 3  # largest number of older videos named
 
 
 class Bar(Observer):
@@ -66,6 +67,7 @@ def submit_and_print(
     requests: Sequence[PhotoRequest | InputError],
     *,
     skip_bad: bool = False,
+    do_replace: bool = False,
     dry_run: bool = False,
     do_wait: bool,
     verbose: bool,
@@ -73,7 +75,8 @@ def submit_and_print(
 ) -> int:
     """Submit photos, or finished videos to be upscaled, print a line or JSON object for each, return the exit code.
 
-    With `dry_run`, nothing is submitted, and the lines say what would be. With `do_wait`, an object is printed when its
+    With `do_replace`, older videos of the photos that still wait are canceled as soon as all jobs are queued. With
+    `dry_run`, nothing is submitted, and the lines say what would be. With `do_wait`, an object is printed when its
     job has ended. Many jobs have a line only if `verbose`, and totals. The exit code is 1 when photos were left out or
     a job that the command waited for has failed.
     """
@@ -123,6 +126,8 @@ def submit_and_print(
     elif is_bulk and not as_json:
         echo(f"{totals} `svdq list` shows the newest.")
     _print_surprises(made, dry_run=dry_run)
+    if not finishing:
+        _replace_older(settings, made, do_replace=do_replace, dry_run=dry_run)
     if bar.reasons:
         print_reasons(bar.reasons)
         echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
@@ -149,6 +154,29 @@ def _print_surprises(made: Sequence[Submission], *, dry_run: bool) -> None:
         first = next(iter(cropped.values()))
         others = f"Photos that lose much: {len(cropped):,}, such as " if len(cropped) > 1 else ""
         echo(f"{others}{first.name}: {first.warning}; --size auto or --fit pad keeps more.", err=True)
+
+
+def _replace_older(settings: "Settings", made: Sequence[Submission], *, do_replace: bool, dry_run: bool) -> None:
+    """Cancel older videos of the photos of a whole submission that still wait, or say how to."""
+    from svdq.producer.job_control import cancel_waiting
+    from svdq.producer.queue import session
+    from svdq.producer.submitting.older import older_waiting
+
+    with session(settings) as connection:
+        older = older_waiting(connection, made)
+        canceled = cancel_waiting(connection, older) if do_replace and not dry_run else []
+    of = (
+        "this photo"
+        if len({submission.job.image for submission in made if not submission.job.predecessor}) == 1
+        else "these photos"
+    )
+    if canceled:
+        echo(f"Canceled, since they still waited: {count(len(canceled), 'older video')} of {of}.", err=True)
+    elif older and not do_replace:
+        how = f"`svdq cancel {' '.join(older)}`" if len(older) <= MAX_NAMED else "--replace cancels them"
+        echo(f"{count(len(older), 'older video')} of {of} still wait{'s' * (len(older) == 1)}: {how}.", err=True)
+    elif older and dry_run:
+        echo(f"{count(len(older), 'older video')} of {of} would be canceled.", err=True)
 
 
 def print_reasons(reasons: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """`svdq submit` and `svdq batch`: submit photos, or the photos of a list, each with its own parameters."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,16 @@ from svdq.producer.job import PARAMETER_KEYS
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
+    from svdq.producer.submitting.sources import PhotoRequest
 
-PRINTING = ("skip_bad", "dry_run", "do_wait", "verbose", "as_json")  # the options that `submit_and_print` takes
+PRINTING = (
+    "skip_bad",
+    "do_replace",
+    "dry_run",
+    "do_wait",
+    "verbose",
+    "as_json",
+)  # the options that `submit_and_print` takes
 
 
 @click.command(cls=VideoCommand)
@@ -33,6 +42,13 @@ PRINTING = ("skip_bad", "dry_run", "do_wait", "verbose", "as_json")  # the optio
 )
 @click.option("--finish", is_flag=True, help="Upscale finished videos: the arguments are IDs of their jobs.")
 @click.option("--kept", is_flag=True, help="With --finish: all videos that are marked to keep.")
+@click.option(
+    "--more",
+    "more_like",
+    metavar="ID",
+    multiple=True,
+    help="In place of photos: more videos like that finished one, with other seeds; repeatable.",
+)
 @with_settings
 def submit(
     settings: "Settings",
@@ -41,6 +57,7 @@ def submit(
     last_image: Path | None,
     finish: bool,
     kept: bool,
+    more_like: tuple[str, ...],
     **options: Any,
 ) -> int:
     """Submit photos to be made into videos, one job each.
@@ -54,6 +71,9 @@ def submit(
 
     For models that take prompts, photo.txt beside photo.jpg is its prompt, unless --prompt is given. For models that
     take a last frame, photo.last.jpg is the one of photo.jpg where both are submitted.
+
+    With --more, the photo and the parameters are those of a finished video, and so are the folder and the name. The
+    seeds are new, and flags win. Each such command makes new videos.
 
     With --finish and --upscale, finished videos are upscaled in separate jobs, without denoising again: from their
     latents where workers keep them (SVDQ_KEEP_LATENTS), else from their mp4. The videos stay as they are.
@@ -71,7 +91,9 @@ def submit(
       svdq submit photo.jpg --prompt "A wave rolls in." --then "It breaks." --then "The foam runs back."
       svdq submit photo.jpg --name '{stem}-{seed}'
       find . -name '*.jpg' -newer last | svdq submit -
+      svdq submit holiday/ --replace
       svdq submit other.jpg --like video.mp4
+      svdq submit --more 1f0c --variations 4
       svdq submit --finish 1f0c 2a7d --upscale 2
       svdq submit --finish --kept --upscale 2 --output '{folder}/upscaled'
     """
@@ -82,9 +104,18 @@ def submit(
     from svdq.producer.submitting.sources import find_photos
 
     printing = {name: options.pop(name) for name in PRINTING}
+    if more_like:
+        if photos or finish or kept or recursive or last_image or options["like"]:
+            raise InputError(
+                "--more takes the photo and the parameters of a video; leave out PHOTO, --recursive, --last, --like, "
+                "--finish and --kept."
+            )
+        return submit_and_print(settings, _more_requests(settings, more_like, options), **printing)
     if finish or kept:
-        if not finish or recursive or last_image:
-            raise InputError("--finish goes without --recursive and --last, and --kept only with it; see --help.")
+        if not finish or recursive or last_image or printing["do_replace"]:
+            raise InputError(
+                "--finish goes without --recursive, --last and --replace, and --kept only with it; see --help."
+            )
         # Without the template of the settings, the files are beside the video's.
         spec = read_spec(settings.model_copy(update={"output": ""}), **options)
         return submit_and_print(settings, finish_requests(settings, spec, photos, kept=kept), **printing)
@@ -98,6 +129,17 @@ def submit(
     if sources.num_below:
         echo(f"Photos in subfolders: {sources.num_below:,}; --recursive includes them.", err=True)
     return submit_and_print(settings, requests_for(sources, spec, last_image), **printing)
+
+
+def _more_requests(
+    settings: "Settings", job_ids: Sequence[str], options: Mapping[str, Any]
+) -> list["PhotoRequest | InputError"]:
+    from svdq.producer.submitting.more import read_more, request_of
+
+    # Without the template of the settings, the files are beside the video's.
+    beside = settings.model_copy(update={"output": ""})
+    found = read_more(settings, job_ids)
+    return [request_of(each, read_spec(beside, recorded=each.parameters, **options)) for each in found]
 
 
 BATCH_HELP = f"""Submit the photos of a list, each with its own parameters.

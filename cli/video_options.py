@@ -192,6 +192,12 @@ _JOB_OPTIONS = (
     output_option,
     like_option,
     click.option("--force", is_flag=True, help="Render again although the same job exists."),
+    click.option(
+        "--replace",
+        "do_replace",
+        is_flag=True,
+        help="Cancel your older videos of these photos that still wait, as soon as the new ones are queued.",
+    ),
     keep_location_option,
     click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
     click.option("--dry-run", is_flag=True, help="Check all, and say what would be queued and for how long."),
@@ -225,15 +231,21 @@ def read_spec(
     depends_on: Sequence[str],
     output: str,
     like: Path | None,
+    recorded: Mapping[str, Any] | None = None,
     **plain: Any,
 ) -> "JobSpec":
-    """Convert the values of `job_options`, of which `plain` are as they are; asks which model workers run."""
+    """Convert the values of `job_options`, of which `plain` are as they are; asks which model workers run.
+
+    Parameters that are not given are of the video `like`, or of a `recorded` job.
+    """
     from svdq.producer.queue import time_by_redis
     from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.model_choice import expected_model
     from svdq.producer.text import parse_future
 
     drafts = with_defaults_from(like, sweep(draft, sweeps))
+    if recorded is not None:
+        drafts = tuple(each.with_defaults_from(recorded) for each in drafts)
     models = {name: expected_model(settings, named=name) for name in dict.fromkeys(each.model for each in drafts)}
     if len(models) > 1:  # each decides the family of its videos
         families = {name: model.family.name for name, model in models.items() if model and not model.is_configured}

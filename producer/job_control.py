@@ -107,6 +107,17 @@ def cancel_many(connection: redis.Redis, job_ids: Iterable[str]) -> Iterator[tup
                 yield job_id, error
 
 
+def cancel_waiting(connection: redis.Redis, job_ids: Iterable[str]) -> list[str]:
+    """Cancel those of these jobs that have not started, with the rest of their chains; return the ids of all."""
+    given = list(dict.fromkeys(job_ids))
+    canceled = cancel_rest(connection, given, given, of=WAITING)
+    for start in range(0, len(given), CANCELED_TOGETHER):
+        chunk = given[start : start + CANCELED_TOGETHER]
+        at_once = _cancel_waiting(connection, chunk)
+        canceled += [job_id for job_id in chunk if job_id in at_once or _cancel_if_waiting(connection, job_id)]
+    return canceled
+
+
 def _cancel_waiting(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]:
     """Cancel the jobs that have not started and return their ids; none if another process changes one."""
     with connection.pipeline() as pipeline:
@@ -135,10 +146,17 @@ def cancel_rest(
         if found[job_id] not in of:
             continue
         reason = f"Job {origin}, an earlier link of its chain, was canceled; `svdq retry {origin}` continues the chain."
-        while (job := UntrustedJob.find(job_id, connection)) and job.get_status(refresh=False).value in WAITING:
-            if _in_transaction(connection, job, partial(_cancel, reason=reason)):
-                canceled.append(job_id)
+        if _cancel_if_waiting(connection, job_id, reason):
+            canceled.append(job_id)
     return canceled
+
+
+def _cancel_if_waiting(connection: redis.Redis, job_id: str, reason: str = "") -> bool:
+    """Cancel a job unless it has started; return whether it was canceled."""
+    while (job := UntrustedJob.find(job_id, connection)) and job.get_status(refresh=False).value in WAITING:
+        if _in_transaction(connection, job, partial(_cancel, reason=reason)):
+            return True
+    return False
 
 
 def _cancel(pipeline: Pipeline, job: rq.job.Job, reason: str = "") -> None:
