@@ -187,7 +187,7 @@ _JOB_OPTIONS = (
     click.option(
         "--name",
         metavar="TEMPLATE",
-        help="Pattern for file names, such as '{photo}-{seed}'; also {n}, {folder}, {date} and the parameters.",
+        help="Pattern for file names, such as '{photo}-{seed}'; also {n}, {folder}, {date}, {taken}, parameters.",
     ),
     output_option,
     like_option,

@@ -4,7 +4,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Mapping
-from datetime import date
+from datetime import date, datetime
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -17,7 +17,7 @@ _DEVICES = frozenset(
     ["CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(10))]
 )
 #: Fields of templates besides the parameters of the video; `photo` and `n` are other names of `stem` and `index`.
-OWN_FIELDS = ("stem", "photo", "index", "n", "variation", "folder", "owner", "date")
+OWN_FIELDS = ("stem", "photo", "index", "n", "variation", "folder", "owner", "date", "taken")
 NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family", "loras"}
 
 _FIELD = re.compile(r"\{[^{}]")
@@ -33,13 +33,23 @@ def safe_name(stem: str) -> str:
     return f"_{stem}" if stem.partition(".")[0].rstrip().upper() in _DEVICES else stem
 
 
-def template_values(job: Job, stem: str, source: str, model: str, day: date) -> dict[str, Any]:
-    """Return the fields of templates that do not depend on the submission; `stem` and `source` are of the photo."""
+class Undated:
+    """The date of a photo that has none: `undated` in any layout."""
+
+    def __format__(self, _layout: str) -> str:
+        return "undated"
+
+
+def template_values(
+    job: Job, stem: str, source: str, model: str, day: date, taken: datetime | None = None
+) -> dict[str, Any]:
+    """Return the fields of templates that do not depend on the submission; `stem` to `taken` are of the photo."""
     values = {name: getattr(job, name) for name in NAME_FIELDS & type(job).model_fields.keys() - {"folder"}}
     folders = source.split("/")[:-1]
     # Of the folder that was submitted only the name, and only for photos that lie in no subfolder.
     folder = "/".join(folders[1:] or folders)
-    return values | {"stem": stem, "photo": stem, "folder": folder, "date": day, "model": model or job.family}
+    of_photo = {"stem": stem, "photo": stem, "folder": folder, "taken": taken.date() if taken else Undated()}
+    return values | of_photo | {"date": day, "model": model or job.family}
 
 
 def literal(text: str) -> str:

@@ -119,6 +119,7 @@ class Sidecar(_Open):
     #: Paths or URLs of the files when they were written; they stay beside the sidecar.
     outputs: tuple[str, ...] = ()
     source: str = Field(default="", exclude_if=not_)
+    taken: str = Field(default="", exclude_if=not_)  # when the photo was taken, as of `Capture.time_text`
     owner: str = Field(
         default="", exclude_if=not_
     )  # whose job it was; "" for none, and in sidecars of earlier versions

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 import redis
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.media.capture import Capture
 from svdq.producer.files import sweep, temporary_name
 from svdq.producer.job import model_stem, parse_job
 from svdq.producer.name_templates import has_field, render_folder, render_name, template_values
@@ -117,7 +118,8 @@ def _stem(result: Result, template: str) -> str:
         ) from None
     source, (below, _, name) = result.document.source, stem.rpartition("/")
     model, day = job.model or model_stem(result.document.model.name), result.finished_at.astimezone().date()
-    values = template_values(job, PurePosixPath(source).stem or job.name, source, model, day)
+    taken = Capture.parse(result.document.taken, "").time
+    values = template_values(job, PurePosixPath(source).stem or job.name, source, model, day, taken)
     folders, _, last = template.rpartition("/")
     if has_field(last):
         name = render_name(last, values)

@@ -10,6 +10,7 @@ from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.image import open_photo
 from svdq.producer.job import Job, latents_key, parse_job
+from svdq.producer.name_templates import MAX_STEM_BYTES
 from svdq.producer.queue import fetch_many, read_arguments, session
 from svdq.producer.records import LINK_NOTE, REPLACED_NOTE, SOURCE_NOTE, TAKEN_NOTE
 from svdq.producer.results.fetch import results_of
@@ -117,22 +118,29 @@ def _entry(
     finished = made.finishes or result.sidecar.key.removeprefix(f"{OUTPUTS}/").removesuffix(".json")
     values = made.model_dump() | {"upscale": spec.drafts[0].upscale, "chained": False, "finishes": finished}
     job = valid_job(type(made), values)
-    source = result.document.source
+    source, notes = result.document.source, _notes(connection, storage, made, result)
+    taken = Capture.parse(notes.get(TAKEN_NOTE, ""), "").time
     of_id, of_files = (
-        spec.placed(job, PurePosixPath(source).stem or made.name, source, number, day=day)
+        spec.placed(job, PurePosixPath(source).stem or made.name, source, number, day=day, taken=taken)
         for number, day in ((0, ANY_DAY), (index, None))
     )
     if not spec.folder:  # beside the video
         of_id, of_files = (each.model_copy(update={"folder": made.folder}) for each in (of_id, of_files))
     given_name = of_id.name if spec.name is not None else ""
-    return Entry(
-        job=of_files,
-        job_id=of_id.digest(seed_was_drawn=False, given_name=given_name, nonce=spec.nonce),
-        priority=spec.priority,
-        at=spec.at,
-        notes=_notes(connection, storage, made, result),
-        owner=spec.owner,
-    )
+    job_id = of_id.digest(seed_was_drawn=False, given_name=given_name, nonce=spec.nonce)
+    if spec.name is None and not storage.exists(of_files.sidecar_key(job_id)):  # earlier versions kept the name
+        of_files = of_files.model_copy(update={"name": _upscaled_name(made, job)})
+    return Entry(job=of_files, job_id=job_id, priority=spec.priority, at=spec.at, notes=notes, owner=spec.owner)
+
+
+def _upscaled_name(made: Job, job: Job) -> str:
+    """Return the name of an upscaled copy, such as `cup-2x` or `cup-1920x1080`; a copy's own copy is named alike."""
+    name = made.name.removesuffix(_ending(made)) if made.finishes else made.name
+    return f"{name.encode()[:MAX_STEM_BYTES].decode(errors='ignore')}{_ending(job)}"
+
+
+def _ending(job: Job) -> str:
+    return f"-{job.upscale}" if "x" in str(job.upscale) else f"-{job.upscale}x"
 
 
 def _notes(connection: redis.Redis, storage: Storage, made: Job, result: Result) -> dict[str, str]:
@@ -141,7 +149,7 @@ def _notes(connection: redis.Redis, storage: Storage, made: Job, result: Result)
     arguments = read_arguments(known) if known is not None else None
     if arguments is not None:
         return {name: text for name, text in arguments.notes.items() if name not in (LINK_NOTE, REPLACED_NOTE)}
-    taken = ""
+    taken = result.document.taken
     with contextlib.suppress(UnavailableError, InputError, OSError):  # it was removed; then the render has the date
-        taken = Capture.of_photo(open_photo(storage.read_input(made.image))).time_text
+        taken = taken or Capture.of_photo(open_photo(storage.read_input(made.image))).time_text
     return {name: text for name, text in {SOURCE_NOTE: result.document.source, TAKEN_NOTE: taken}.items() if text}

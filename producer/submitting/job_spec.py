@@ -144,19 +144,29 @@ class JobSpec:
             draft = replace(draft, last_image=photo.last.key) if photo.last else draft
             index = first_index + number * self.num_links
             first = self._entry(photo, draft, variation)
-            placed = self.placed(first.job, photo.name, photo.source, index, variation)
+            placed = self.placed(first.job, photo.name, photo.source, index, variation, taken=photo.capture.time)
             where = {"folder": placed.folder, "name": placed.name}
             for each in (first, *further_links(first, draft, self.then, self.then_loras)):
                 yield replace(each, job=each.job.model_copy(update=where))
 
-    def placed(self, job: Job, stem: str, source: str, index: int, variation: int = 0, day: date | None = None) -> Job:
+    def placed(
+        self,
+        job: Job,
+        stem: str,
+        source: str,
+        index: int,
+        variation: int = 0,
+        *,
+        day: date | None = None,
+        taken: datetime | None = None,
+    ) -> Job:
         """Return a job with the folder and the name of the templates; raises InputError as `render_name`.
 
-        `stem` and `source` are the photo's, `index` is the number of the job in the submission, from 1.
+        `stem`, `source` and `taken` are the photo's, `index` is the number of the job in the submission, from 1.
         """
         model = job.model or (model_stem(self.model.name) if self.model and not day else "")
         own = {"index": index, "n": index, "variation": variation + 1, "owner": self.owner}
-        values = template_values(job, stem, source, model, day or date.today()) | own
+        values = template_values(job, stem, source, model, day or date.today(), taken) | own
         name = job.name if self.name is None else render_name(self.name, values)
         folder = render_folder(self.folder, values) if "{" in self.folder or "}" in self.folder else self.folder
         return job.model_copy(update={"folder": folder, "name": name})
@@ -180,7 +190,7 @@ class JobSpec:
         drawn = draft.seed is None
         # The position in the submission and the day change each time, and a drawn seed follows from the id.
         same = job.model_copy(update={"seed": 0}) if drawn else job
-        of_id = self.placed(same, photo.name, photo.source, 0, variation, ANY_DAY)
+        of_id = self.placed(same, photo.name, photo.source, 0, variation, day=ANY_DAY, taken=photo.capture.time)
         job = job.model_copy(update={"folder": of_id.folder})
         job_id = job.digest(
             seed_was_drawn=drawn,

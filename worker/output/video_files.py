@@ -101,7 +101,11 @@ class VideoFiles:
     def _sidecar_of(self, sample: Sample, job: Job, taken: SampleJob, shown: dict[str, int]) -> Sidecar:
         model = self._model
         # Fields that are not given are not in the JSON.
-        given: dict[str, Any] = {"shown": shown, "upscaled": dict(sample.upscaled)}
+        given: dict[str, Any] = {
+            "shown": shown,
+            "upscaled": dict(sample.upscaled),
+            "taken": taken.notes.get(TAKEN_NOTE, ""),
+        }
         return Sidecar(
             svdq=self._versions["svdq"],
             job_id=sample.job_id,

@@ -1,12 +1,13 @@
 """The jobs of one photo and their ids: what makes another job, and what the same submission finds again."""
 
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.media.capture import Capture
 from svdq.producer.job import Job
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
@@ -135,6 +136,14 @@ def test_ids_depend_neither_on_the_day_nor_on_the_place_in_a_list() -> None:
     assert ids(spec) == ids(spec, first_index=5)
     assert ids(JobSpec().with_output("x/{photo}")) == ids(JobSpec(name="{photo}", folder="x"))
     assert {job.folder for job in jobs(spec)} == {f"{date.today()}/{jobs(spec)[0].seed}-1"}
+
+
+def test_the_day_at_which_a_photo_was_taken() -> None:
+    spec = JobSpec().with_output("{taken:%Y-%m}/{photo} {taken}")
+    dated = replace(PHOTO, capture=Capture(time=datetime(2024, 5, 31, 23, 30, tzinfo=timezone(timedelta(hours=9)))))
+    assert [f"{job.folder}/{job.name}" for job in jobs(spec, dated)] == ["2024-05/cup 2024-05-31"]
+    assert placed(spec) == ["undated/cup undated"]
+    assert ids(spec, dated) == ids(spec, dated, first_index=5)
 
 
 def test_200_photos_of_three_folders() -> None:
