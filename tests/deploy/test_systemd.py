@@ -219,6 +219,75 @@ def test_wrong_options_of_the_worker_are_refused_before_writing(
     assert deploy()[0] == 2
 
 
+@pytest.fixture
+def systemctl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine that systemd runs: its systemctl lists its calls in this file, or fails as a file `fails` says."""
+    program = tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(f"""#!/bin/sh
+echo "$@" >> {tmp_path}/calls
+test ! -e {tmp_path}/fails || {{ cat {tmp_path}/fails >&2; exit 1; }}
+""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("svdq.cli.units.BOOTED", tmp_path)
+    return tmp_path / "calls"
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+def test_what_was_installed_is_removed_and_nothing_else(
+    deploy: Deploy, install: Callable[..., Path], systemctl: Path, home: Path, tmp_path: Path
+) -> None:
+    folder = install("--serve", "--", "--ranks", "2")
+    own = ("svdq/environment", "systemd/user/svdq-worker.service.d/override.conf", "systemd/user/svdq-mine.service")
+    for name in own:
+        path = tmp_path / "config" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    wanted = folder / "timers.target.wants" / "svdq-night.timer"  # as without systemd, where nothing disables it
+    wanted.parent.mkdir()
+    wanted.symlink_to("../svdq-night.timer")
+    home.mkdir()
+    code, shown, error = deploy("--user", "--remove")
+    assert (code, error) == (0, "")
+    assert f"{folder / 'svdq-worker.service'}: removed\n" in shown
+    assert "Kept: the queue, photos and videos" in shown
+    assert files_in(tmp_path / "config") == sorted(own)
+    assert not (folder / "svdq-.service.d").exists()
+    assert home.is_dir()
+    stopped = ["svdq-night.service", "svdq-night.timer", "svdq-redis.service", "svdq-serve.service"]
+    assert systemctl.read_text().splitlines() == [
+        f"--user disable --now {' '.join(stopped)} svdq-worker.service",
+        "--user daemon-reload",
+    ]
+    assert deploy("--user", "--remove") == (0, f"There are no units of svdq in {folder}.\n", "")
+
+
+def test_nothing_is_removed_that_may_not_be(
+    deploy: Deploy, install: Callable[..., Path], systemctl: Path, tmp_path: Path
+) -> None:
+    folder = install()
+    before = files_in(tmp_path / "config")
+
+    def refused(reason: str, *options: str) -> None:
+        code, shown, error = deploy("--user", "--remove", *options)
+        assert (code, shown, error.count("\n")) == (2, "", 1)
+        assert reason in error
+        assert files_in(tmp_path / "config") == before
+
+    refused("takes --user or --system and --force alone", "--install")
+    (tmp_path / "fails").write_text("Failed to connect to bus\n")
+    refused("(Failed to connect to bus)")
+    (tmp_path / "fails").unlink()
+    (folder / "svdq-worker.service").write_text("mine")
+    refused("svdq-worker.service is not as this svdq writes it")
+    assert deploy("--user", "--remove", "--force")[0] == 0
+    assert files_in(tmp_path / "config") == []
+
+
 @pytest.mark.parametrize("name", ["", "a b", "x\nUser=root", "%i"])
 def test_the_name_of_no_user_is_refused(deploy: Deploy, name: str) -> None:
     code, shown, error = deploy("--system", "--run-as", name)
