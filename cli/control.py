@@ -11,9 +11,10 @@ from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import ids_of_jobs, json_option, mine, selection_options, with_connection, with_settings
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control, pauses
+from svdq.producer.connection import session
 from svdq.producer.job_control import Action
 from svdq.producer.keys import PRIORITIES
-from svdq.producer.queue import session, statuses
+from svdq.producer.queue import statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.selection import Selection, complete_ids, select
 from svdq.producer.text import count

@@ -67,7 +67,7 @@ def with_connection(command: Command) -> Command:
 
     @functools.wraps(command)
     def connected(*args: Any, redis_url: str | None, **others: Any) -> Any:
-        from svdq.producer.queue import session
+        from svdq.producer.connection import session
         from svdq.producer.settings_loader import load_settings
 
         with session(load_settings(redis_url=redis_url)) as connection:
@@ -128,7 +128,7 @@ STEP_MS = NumberRange(0, 1e9, min_open=True)
 
 def past_time(context: click.Context, option: click.Parameter, value: str | None) -> datetime | None:
     """Parse a time that has passed, such as 22:00, 2027-01-31, or 12h ago, by the clock of Redis in a callback."""
-    from svdq.producer.queue import time_by_redis
+    from svdq.producer.connection import time_by_redis
     from svdq.producer.settings_loader import load_settings
     from svdq.producer.text import parse_past
 
@@ -161,7 +161,7 @@ _FLAGS = {"all": "All jobs that allow it.", "queued": "All queued jobs.", "faile
 def ids_of_jobs(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the id of a job in a shell: the newest ones, each with its name and status."""
     from svdq.pipeline.errors import SvdqError
-    from svdq.producer.queue import session
+    from svdq.producer.connection import session
     from svdq.producer.settings_loader import load_settings
     from svdq.producer.status.selection import list_jobs
 

@@ -25,8 +25,9 @@ from svdq.cli.option_types import (
 )
 from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError
+from svdq.producer.connection import clock_of, session
 from svdq.producer.job import shown_loras
-from svdq.producer.queue import clock_of, session, statuses
+from svdq.producer.queue import statuses
 from svdq.producer.records import Sidecar
 from svdq.producer.results.fetch import fetch_all, ids_of, results_of
 from svdq.producer.results.finished_videos import find_results, read_provenance

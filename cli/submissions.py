@@ -158,8 +158,8 @@ def _print_surprises(made: Sequence[Submission], *, dry_run: bool) -> None:
 
 def _replace_older(settings: "Settings", made: Sequence[Submission], *, do_replace: bool, dry_run: bool) -> None:
     """Cancel older videos of the photos of a whole submission that still wait, or say how to."""
+    from svdq.producer.connection import session
     from svdq.producer.job_control import cancel_waiting
-    from svdq.producer.queue import session
     from svdq.producer.submitting.older import older_waiting
 
     with session(settings) as connection:
@@ -189,7 +189,7 @@ def print_reasons(reasons: Sequence[str]) -> None:
 
 def _expected_end(settings: "Settings", entries: Sequence[Entry]) -> list[str]:
     """Say when new jobs would be done, as far as the workers have measured such videos."""
-    from svdq.producer.queue import session
+    from svdq.producer.connection import session
     from svdq.producer.status.snapshot import take
     from svdq.producer.submitting.foresight import estimate_of
 

@@ -180,7 +180,7 @@ Examples:
 def batch(settings: "Settings", file: Path, **options: Any) -> int:
     """Submit the photos of a list, each with its own parameters."""
     from svdq.cli.submissions import submit_and_print
-    from svdq.producer.queue import time_by_redis
+    from svdq.producer.connection import time_by_redis
     from svdq.producer.submitting.model_choice import expected_model
     from svdq.producer.submitting.photo_requests import read_batch
 

@@ -238,7 +238,7 @@ def read_spec(
 
     Parameters that are not given are of the video `like`, or of a `recorded` job.
     """
-    from svdq.producer.queue import time_by_redis
+    from svdq.producer.connection import time_by_redis
     from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.model_choice import expected_model
     from svdq.producer.text import parse_future

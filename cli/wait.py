@@ -17,8 +17,8 @@ from svdq.cli.formatting import condition_sentence, describe, echo, echo_json, o
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import json_option, redis_option
 from svdq.pipeline.errors import UnavailableError
+from svdq.producer.connection import session
 from svdq.producer.pauses import read_pauses
-from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.estimates import Estimate

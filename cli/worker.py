@@ -26,8 +26,8 @@ from svdq.pipeline.models.compute.options import KEPT
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.upscaler_file import find_upscaler
+from svdq.producer.connection import session
 from svdq.producer.files import check_target, write_file
-from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.worker.cards import Cards

@@ -21,8 +21,8 @@ import pytest
 import redis
 from PIL import Image
 
+from svdq.producer.connection import session
 from svdq.producer.embedded_redis import ensure_server, stop_server
-from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.storage.storage import Storage

@@ -28,8 +28,8 @@ from svdq.pipeline.models.names.model_names import find_folder, has_weights, res
 from svdq.pipeline.models.needs import Residency, published
 from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.pipeline.models.weights.model_folder import find_problems, is_untrained, variants
+from svdq.producer.connection import session
 from svdq.producer.processes import die_with_parent
-from svdq.producer.queue import session
 from svdq.producer.settings import Settings, shown_redis_url
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import duration

@@ -14,8 +14,8 @@ from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.producer.connection import answer_of, reconnecting
 from svdq.producer.embedded_redis import ensure_server
-from svdq.producer.queue import answer_of, reconnecting
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage

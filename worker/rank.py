@@ -17,7 +17,7 @@ from svdq.pipeline.planning.rounds import MOST_VIDEOS
 from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.pipeline.transport.topology import Links
 from svdq.producer import keys
-from svdq.producer.queue import server_url
+from svdq.producer.connection import server_url
 from svdq.producer.status.ranks import IntakeStatus, RoundPlace
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count

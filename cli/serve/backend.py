@@ -19,10 +19,11 @@ from svdq.cli.serve.api_errors import ApiError, RedisAwayError, no_such_video, w
 from svdq.cli.serve.decoders import Decoders
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.connection import connect
 from svdq.producer.decoder import Decoder
 from svdq.producer.job_control import queue_now
 from svdq.producer.name_templates import literal
-from svdq.producer.queue import connect, fetch_many
+from svdq.producer.queue import fetch_many
 from svdq.producer.results.finished_videos import find_results
 from svdq.producer.results.remove import remove_job
 from svdq.producer.settings import Settings

@@ -34,9 +34,10 @@ from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.producer import job_control, keys
+from svdq.producer.connection import clock_of
 from svdq.producer.job import JOBS, model_stem
 from svdq.producer.pauses import pause, resume
-from svdq.producer.queue import clock_of, no_such_job, priority_of, queues, statuses
+from svdq.producer.queue import no_such_job, priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import (
     newest_ids,

@@ -16,8 +16,9 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.connection import CLOCKS_S, clock_of, database_id
 from svdq.producer.job import ID, INPUT_KEY, last_frame_beside, latents_key
-from svdq.producer.queue import CLOCKS_S, ENDED, clock_of, database_id, read_job, statuses
+from svdq.producer.queue import ENDED, read_job, statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, ids_of_sidecars, read_results
 from svdq.producer.results.holders import being_removed, forget_marks, is_needed, kept
 from svdq.producer.results.remove import forget

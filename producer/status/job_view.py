@@ -17,8 +17,9 @@ from rq.results import Result
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
+from svdq.producer.connection import session
 from svdq.producer.job import Job, parse_job
-from svdq.producer.queue import ENDED, SvdqQueue, fetch, read_arguments, session, statuses
+from svdq.producer.queue import ENDED, SvdqQueue, fetch, read_arguments, statuses
 from svdq.producer.records import JobMeta, JobResult
 from svdq.producer.settings import Settings
 from svdq.producer.text import MAX_SECONDS, rfc3339

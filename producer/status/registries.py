@@ -20,9 +20,10 @@ from rq.worker import Worker
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.producer import keys, lua
+from svdq.producer.connection import make_database_id
 from svdq.producer.job import model_stem
 from svdq.producer.keys import STATUSES
-from svdq.producer.queue import SvdqQueue, is_queue, make_database_id, queues, queues_of
+from svdq.producer.queue import SvdqQueue, is_queue, queues, queues_of
 from svdq.producer.records import Record
 from svdq.producer.status.ranks import read_groups
 from svdq.producer.status.video_costs import known_of

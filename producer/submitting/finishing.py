@@ -9,9 +9,10 @@ import redis
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.image import open_photo
+from svdq.producer.connection import session
 from svdq.producer.job import Job, latents_key, parse_job
 from svdq.producer.name_templates import MAX_STEM_BYTES
-from svdq.producer.queue import fetch_many, read_arguments, session
+from svdq.producer.queue import fetch_many, read_arguments
 from svdq.producer.records import LINK_NOTE, REPLACED_NOTE, SOURCE_NOTE, TAKEN_NOTE
 from svdq.producer.results.fetch import results_of
 from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results

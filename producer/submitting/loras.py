@@ -12,7 +12,7 @@ import redis
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.pipeline.video_parameters import Expert, LoraChoice
-from svdq.producer.queue import session
+from svdq.producer.connection import session
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import running_loras
 from svdq.producer.submitting.draft import choices_of

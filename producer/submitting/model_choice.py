@@ -12,9 +12,9 @@ from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, 
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.names.model_names import check_name, family_of_model, has_weights, known_model
 from svdq.producer import job_control
+from svdq.producer.connection import session
 from svdq.producer.embedded_redis import running_url
 from svdq.producer.job import JOBS, Job, model_stem
-from svdq.producer.queue import session
 from svdq.producer.results.finished_videos import find_results, has_files
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view_many

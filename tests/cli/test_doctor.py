@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.names.model_names import resolve
-from svdq.producer.queue import server_url
+from svdq.producer.connection import server_url
 from svdq.producer.settings import Settings
 from svdq.worker.doctor import Finding, check_model, check_upscaler, limited
 from tests.conftest import Cli

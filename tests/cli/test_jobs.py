@@ -13,8 +13,9 @@ import rq
 
 from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
+from svdq.producer.connection import session
 from svdq.producer.embedded_redis import stop_server
-from svdq.producer.queue import SvdqQueue, session
+from svdq.producer.queue import SvdqQueue
 from svdq.producer.settings import Settings
 from svdq.producer.status import job_view
 from svdq.producer.status.ranks import Condition, IntakeStatus

@@ -12,7 +12,8 @@ from PIL import Image
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.producer.queue import SvdqQueue, fetch, read_job, session
+from svdq.producer.connection import session
+from svdq.producer.queue import SvdqQueue, fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting import submission

@@ -14,9 +14,9 @@ import redis
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer import embedded_redis
+from svdq.producer.connection import session
 from svdq.producer.embedded_redis import ensure_server, find_server, running_url, stop_server
 from svdq.producer.files import private_folder
-from svdq.producer.queue import session
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.storage.storage import Storage
 from tests.conftest import Cli

@@ -15,19 +15,9 @@ import rq
 from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
-from svdq.producer import queue
-from svdq.producer.queue import (
-    RENDER,
-    SvdqQueue,
-    connect,
-    fetch,
-    plain_errors,
-    read_job,
-    render,
-    server_url,
-    statuses,
-    time_by_redis,
-)
+from svdq.producer import connection as producer_connection
+from svdq.producer.connection import connect, plain_errors, server_url, time_by_redis
+from svdq.producer.queue import RENDER, SvdqQueue, fetch, read_job, render, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.registries import read_workers
@@ -171,7 +161,7 @@ def test_tls_to_a_plain_server_is_named(settings: Settings, own_server: Path) ->
 
 
 def test_a_server_that_never_answers(home: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(producer_connection, "ANSWER_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(UnavailableError, match=rf"^The Redis server {url} cannot be used \(Timeout"):

@@ -20,8 +20,8 @@ from rq.worker import WorkerStatus
 
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
+from svdq.producer.connection import connect, server_url
 from svdq.producer.embedded_redis import stop_server
-from svdq.producer.queue import connect, server_url
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view, view_many
 from svdq.producer.storage.storage import Storage

@@ -9,7 +9,8 @@ import pytest
 import redis
 from rq.job import JobStatus
 
-from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
+from svdq.producer.connection import server_url
+from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.settings import Settings
 from svdq.worker.queue import scripts
 from svdq.worker.queue.group_worker import GroupWorker

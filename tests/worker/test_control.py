@@ -8,8 +8,9 @@ from rq.registry import CanceledJobRegistry, FailedJobRegistry
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control, keys
+from svdq.producer.connection import server_url
 from svdq.producer.pauses import pause, resume
-from svdq.producer.queue import SvdqQueue, fetch, server_url
+from svdq.producer.queue import SvdqQueue, fetch
 from svdq.worker.queue import scripts
 from tests.conftest import Cli
 from tests.worker.jobs import HookedRedis, pop, slow_worker

@@ -8,7 +8,8 @@ import redis
 from rq.job import Dependency, JobStatus
 
 from svdq.producer import job_control
-from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
+from svdq.producer.connection import server_url
+from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import counts
 from svdq.worker.queue import scripts

@@ -30,8 +30,9 @@ from redis.retry import Retry
 from rq.job import JobStatus
 
 from svdq.producer import job_control
+from svdq.producer.connection import server_url
 from svdq.producer.pauses import read_pauses, resume
-from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
+from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import read_workers

@@ -17,9 +17,10 @@ from svdq.pipeline.loop.protocols import Report, Request
 from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer import job_control, keys
+from svdq.producer.connection import server_url
 from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.pauses import read_pauses
-from svdq.producer.queue import fetch, read_job, server_url
+from svdq.producer.queue import fetch, read_job
 from svdq.producer.status.registries import read_workers
 from svdq.producer.storage.storage import Storage
 from svdq.producer.together import ask_one

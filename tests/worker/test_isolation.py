@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from svdq.producer.queue import connect
+from svdq.producer.connection import connect
 from svdq.producer.settings_loader import load_settings
 from tests.faults.group import Group
 from tests.worker.conftest import Site

@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from svdq.producer import job_control
+from svdq.producer.connection import session
 from svdq.producer.pauses import pause, resume
-from svdq.producer.queue import session
 from svdq.producer.settings_loader import load_settings
 from tests.worker.own_redis import OwnRedis
 

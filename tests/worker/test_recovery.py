@@ -12,8 +12,9 @@ import redis
 
 from svdq.pipeline.models.svd.tiny import write_tiny_model
 from svdq.producer import keys
+from svdq.producer.connection import server_url
 from svdq.producer.job_control import cancel
-from svdq.producer.queue import SvdqQueue, fetch, server_url
+from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.settings import Settings
 from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import CrashCount, CrashSuspect, Phase, read_count

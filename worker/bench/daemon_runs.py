@@ -18,10 +18,11 @@ from PIL import Image
 
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.trace import Span
+from svdq.producer.connection import session
 from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.job import parse_job
 from svdq.producer.processes import die_with_parent
-from svdq.producer.queue import queue_of, session
+from svdq.producer.queue import queue_of
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import absolute_model, load_settings
 from svdq.producer.storage.storage import Storage

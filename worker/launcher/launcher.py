@@ -25,8 +25,8 @@ from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.trace import trace_text
 from svdq.producer import keys
+from svdq.producer.connection import server_url
 from svdq.producer.files import write_file
-from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.text import count, parse_future
 from svdq.worker import run_folder

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
+from svdq.producer.connection import clock_of, session
 from svdq.producer.pauses import read_pauses
-from svdq.producer.queue import clock_of, session
 from svdq.producer.results.run_report import RunReport, jobs_left, records_from_redis, records_from_storage, summarize
 from svdq.producer.settings import Settings, scheme_of
 from svdq.producer.status.ranks import conditions_of, read_groups

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import redis
 
+from svdq.producer.connection import session
 from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, read_job, session
+from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.draft import Draft

@@ -15,7 +15,7 @@ from svdq.pipeline.models.families import published_model
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer import keys
-from svdq.producer.queue import server_url
+from svdq.producer.connection import server_url
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.registries import read_workers
 from svdq.producer.submitting.model_choice import expected_model
