@@ -6,6 +6,7 @@ weights of a .pth file, such as an upscaler's, are written as safetensors.
 """
 
 import json
+import math
 import shutil
 import tempfile
 import zipfile
@@ -17,7 +18,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError, reason_of
@@ -25,6 +25,7 @@ from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.weights.components import be_quiet, class_of
+from svdq.pipeline.models.weights.loras import open_safetensors, tensor_of
 from svdq.pipeline.models.weights.model_folder import is_rounded, loaded_files, read_json, weight_files, writing
 
 SHARD_BYTES = 2 * 1024**3  # bytes of weights in a file of the copy, and so about the memory that writing it takes
@@ -196,13 +197,10 @@ def _weights(source: Path, component: str, kind: Any, dtype: torch.dtype) -> Ite
     if not _is_of_transformers(kind) or dtype == torch.float16:
         kept |= {*(getattr(kind, "_keep_in_fp32_modules", None) or [])}
     for file in loaded_files(source, component, (False, True)):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - not a mapping
-                stored = opened.get_slice(name)
-                is_kept = stored.get_dtype() == "F32" and not kept.isdisjoint(name.split("."))
-                wanted = torch.float32 if is_kept else dtype
-                num_bytes = torch.Size(stored.get_shape()).numel() * wanted.itemsize
-                yield _Weight(name=name, file=file, dtype=wanted, num_bytes=num_bytes)
+        for name, entry in open_safetensors(file, "weights file").entries.items():
+            is_kept = entry.dtype == "F32" and not kept.isdisjoint(name.split("."))
+            wanted = torch.float32 if is_kept else dtype
+            yield _Weight(name=name, file=file, dtype=wanted, num_bytes=math.prod(entry.shape) * wanted.itemsize)
 
 
 def _write(
@@ -221,8 +219,8 @@ def _write(
         on_file(f"{folder.name}/{file}", sum(weight.num_bytes for weight in shard))
         tensors: dict[str, torch.Tensor] = {}
         for path, each in groupby(shard, key=lambda weight: weight.file):
-            with safe_open(path, framework="pt") as opened:
-                tensors |= {weight.name: opened.get_tensor(weight.name).to(weight.dtype) for weight in each}
+            opened = open_safetensors(path, "weights file")
+            tensors |= {weight.name: tensor_of(opened, weight.name).to(weight.dtype) for weight in each}
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}

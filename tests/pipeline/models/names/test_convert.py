@@ -1,10 +1,13 @@
 """`svdq model convert`: a copy in half precision that loads as the original does in that dtype."""
 
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -77,6 +80,38 @@ def test_nothing_is_left_of_a_copy_on_a_full_disk(tiny_model: Path, tmp_path: Pa
     with files_of_at_most(1_000_000), pytest.raises(InputError, match=r"written to .*/half \(.*File too"):
         convert(resolve(str(tiny_model)), target, torch.float16)
     assert list((tmp_path / "copies").iterdir()) == []
+
+
+def test_a_file_larger_than_memory_is_read_weight_by_weight(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last weight fills no disk here, and is not written: the copy ends before."""
+    folder = shutil.copytree(tiny_model, tmp_path / "large")
+    file = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights, data = load_file(tiny_model / "unet" / file.name), file.read_bytes()
+    length = 8 + int.from_bytes(data[:8], "little")
+    header, end = json.loads(data[8:length]), len(data) - length
+    num_bytes = psutil.virtual_memory().total + psutil.swap_memory().total + 2**30
+    header["large"] = {"dtype": "F32", "shape": [num_bytes // 4], "data_offsets": [end, end + num_bytes // 4 * 4]}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[length:])
+    os.truncate(file, file.stat().st_size + num_bytes)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4 * num_bytes))
+    written: dict[str, torch.Tensor] = {}
+
+    def stop_at_large(name: str, num_bytes: int) -> None:
+        if num_bytes > 10**9:
+            (parts,) = (tmp_path / "copies").rglob("unet")
+            for part in parts.glob("*.safetensors"):
+                written.update(load_file(part))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(
+            resolve(str(folder)), tmp_path / "copies" / "half", torch.float16, on_file=stop_at_large, shard_bytes=99_999
+        )
+    assert written
+    assert all(torch.equal(weight, weights[name].half()) for name, weight in written.items())
 
 
 def test_a_folder_that_exists_is_left_alone(tiny_model: Path, tmp_path: Path) -> None:
