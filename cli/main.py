@@ -111,6 +111,9 @@ def cli() -> None:
     svdq worker                  render the photos in the queue
     svdq wait ID                 wait for a video and print its path
     """
+    if not gc.isenabled():  # `main` has turned it off
+        gc.freeze()  # the command and all that it has imported stay
+        gc.enable()
     try:
         os.getcwd()
     except FileNotFoundError as error:
@@ -163,8 +166,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    # pydantic looks for plugins in the metadata of all installed packages.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Imports leave no garbage, and the last collection takes a twelfth of the time of a short command.
+    gc.disable()
     code = run(sys.argv[1:])
-    # The last garbage collection takes a twelfth of the time of a short command.
     gc.disable()
     sys.exit(code)
 
