@@ -13,7 +13,7 @@ import redis
 
 from svdq.cli.formatting import describe, echo, echo_json, outage_of
 from svdq.cli.option_types import json_option, selection_options, with_connection
-from svdq.producer.records import LogEntry, read_log
+from svdq.producer.job_log import LogEntry, read_log
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import read_several_owners

@@ -17,8 +17,9 @@ from svdq.pipeline.models.comfyui.workflow import read_workflow
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, family_named
 from svdq.pipeline.models.family import imported
-from svdq.pipeline.models.model_file import PRESETS, SUFFIX, is_model_file, read_model_file, with_presets
-from svdq.pipeline.models.names.model_names import family_of_model, find_base, find_folder, has_weights, resolve
+from svdq.pipeline.models.model_file import read_model_file
+from svdq.pipeline.models.model_name import PRESETS, SUFFIX, has_weights, is_model_file, with_presets
+from svdq.pipeline.models.names.model_names import family_of_model, find_base, find_folder, resolve
 from svdq.pipeline.models.names.pull import pull as fetch
 from svdq.pipeline.models.names.pull import pull_model_file
 from svdq.pipeline.models.upscaler_file import PICKLES

@@ -8,8 +8,7 @@ from svdq.cli.formatting import echo, echo_json, table
 from svdq.cli.option_types import STEP_MS, json_option
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import size_text
-from svdq.pipeline.models.model_file import with_presets
-from svdq.pipeline.models.names.model_names import has_weights
+from svdq.pipeline.models.model_name import has_weights, with_presets
 from svdq.pipeline.models.needs import SizedModel
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.settings_loader import load_settings

@@ -8,10 +8,10 @@ import rq
 from redis.client import Pipeline
 
 from svdq.producer import keys
-from svdq.producer.job import Job
 from svdq.producer.queue import fetch_many, read_job
 
 if TYPE_CHECKING:
+    from svdq.producer.job import Job
     from svdq.producer.storage.storage import Storage
 
 
@@ -49,7 +49,7 @@ def link_before(rq_job: rq.job.Job) -> str:
     return job.predecessor if job else ""
 
 
-def why_no_video_before(storage: "Storage", job: Job) -> str:
+def why_no_video_before(storage: "Storage", job: "Job") -> str:
     """Say why a link cannot be made: the files that it continues are gone; "" if they are there."""
     before = job.predecessor
     if not before:

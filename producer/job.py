@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from operator import not_
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from svdq.pipeline.models.families import PARAMETERS, class_for
-from svdq.pipeline.models.model_file import SUFFIX
+from svdq.pipeline.models.model_name import model_stem
 from svdq.pipeline.video_parameters import MAIN, MAX_FPS, Fit, Format, LoraChoice, VideoParameters
+from svdq.producer.records import LINK_NOTE, LOCATION_NOTE, REPLACED_NOTE, SOURCE_NOTE, TAKEN_NOTE, Record
 
 MAX_NAME_BYTES = 255  # of a file or a folder, on every usual file system
 MAX_FOLDER_LENGTH = 1000  # in characters
@@ -173,11 +174,6 @@ class Job(VideoParameters):
         return hashlib.sha256(f"{content}{json.dumps(asked_for) if asked_for else ''}{nonce}".encode()).hexdigest()[:20]
 
 
-def model_stem(name: str) -> str:
-    """Return the last part of a folder, hub id or model file: a model's name without a path of this machine."""
-    return name.rstrip("/").rpartition("/")[2].removesuffix(SUFFIX)
-
-
 #: The fields that name the photos, the files and the chain of a job, besides the parameters of its video.
 NAMING = ("image", "last_image", "name", "folder", "chained", "finishes")
 #: The class of the jobs of each family, which has the fields of a job and then of its parameters.
@@ -190,6 +186,38 @@ JOBS: Mapping[str, type[Job]] = {
 def parse_job(document: object) -> Job:
     """Make a job from its JSON, which anyone may have written; as `class_for`, raises ValueError."""
     return class_for(document, JOBS).model_validate(document)
+
+
+AnyJob = Annotated[SerializeAsAny[Job], BeforeValidator(lambda job: job if isinstance(job, Job) else parse_job(job))]
+
+
+class JobArguments(Record):
+    """The keyword arguments of an RQ job."""
+
+    job: AnyJob
+    photo: str = Field(default="", exclude_if=not_)  # path of its photo at submission
+    notes: dict[str, str] = Field(default={}, exclude_if=not_)  # such as an ignored prompt; of svdq, too
+
+    @property
+    def source(self) -> str:
+        """The path of its photo from the submitted folder on, such as `trip/day 1/cup.jpg`; "" if unknown."""
+        return self.notes.get(SOURCE_NOTE, "")
+
+    @property
+    def link(self) -> str:
+        """Which link of a chain it is, such as `2 of 3`; "" for none."""
+        return self.notes.get(LINK_NOTE, "")
+
+    @property
+    def replaced(self) -> str:
+        """The digest of the sidecar whose video the job is to replace; "" for none."""
+        return self.notes.get(REPLACED_NOTE, "")
+
+    @property
+    def own_notes(self) -> dict[str, str]:
+        """The notes of the submitter."""
+        of_svdq = (SOURCE_NOTE, LINK_NOTE, REPLACED_NOTE, TAKEN_NOTE, LOCATION_NOTE)
+        return {name: text for name, text in self.notes.items() if name not in of_svdq}
 
 
 def shown_loras(recorded: object) -> str:
@@ -244,3 +272,5 @@ PARAMETER_KEYS = (
     "format",
     "lora",
 )
+#: What a svdq.toml in a folder may say of its photos; `model` is a setting there.
+PHOTO_KEYS = (*(name for name in PARAMETER_KEYS if name != "model"), "priority", "then")

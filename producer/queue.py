@@ -1,7 +1,7 @@
 """The RQ queues of svdq, and the jobs in them."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 import rq
@@ -10,9 +10,10 @@ from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.producer import keys, lua
-from svdq.producer.job import Job
-from svdq.producer.records import JobArguments
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of, read_many
+
+if TYPE_CHECKING:
+    from svdq.producer.job import Job, JobArguments
 
 #: The function named by our jobs. It exists so that RQ's tools can show it; our worker never calls it.
 RENDER = "svdq.producer.queue.render"
@@ -130,15 +131,18 @@ def statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None
     return [status.decode(errors="replace") if isinstance(status, bytes) else None for status in found]
 
 
-def read_arguments(rq_job: rq.job.Job) -> JobArguments | None:
+def read_arguments(rq_job: rq.job.Job) -> "JobArguments | None":
     """Return the arguments of an RQ job, or None if it is not ours; nothing is imported or called."""
+    # Imported here since it imports all families, which commands that read no job do without.
+    from svdq.producer.job import JobArguments
+
     try:
         return JobArguments.model_validate(rq_job.kwargs) if rq_job.func_name == RENDER else None
     except Exception:  # noqa: BLE001 - anyone can write to Redis; an invalid job is not ours
         return None
 
 
-def read_job(rq_job: rq.job.Job) -> Job | None:
+def read_job(rq_job: rq.job.Job) -> "Job | None":
     """Return our job in an RQ job, or None if it is not ours."""
     arguments = read_arguments(rq_job)
     return arguments.job if arguments else None

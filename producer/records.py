@@ -1,26 +1,20 @@
-"""The schema of the records of a job that outlive a process: arguments, progress, result, log and sidecar.
+"""The schema of the records of a job that outlive a process: progress, result and sidecar.
 
 Anyone with access to Redis or to the storage may have written one. Fields that later versions have added are optional.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from operator import not_
 from typing import Annotated, Any, Self
 
-import redis
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError
-from rq.job import Job as RqJob
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from svdq.pipeline.errors import first_error
-from svdq.producer import keys, lua
-from svdq.producer.job import Job, parse_job
 
 #: A time that every time zone can represent.
 Time = Annotated[AwareDatetime, Field(ge=datetime(1970, 1, 1, tzinfo=UTC), lt=datetime(2500, 1, 1, tzinfo=UTC))]
-AnyJob = Annotated[SerializeAsAny[Job], BeforeValidator(lambda job: job if isinstance(job, Job) else parse_job(job))]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 #: The note that says where a photo was, from the folder that was submitted on: no path of a machine.
@@ -41,35 +35,6 @@ def reason_invalid(error: ValidationError) -> str:
     """Return the first field that a record lacks or has wrong, and why, as a clause."""
     first = first_error(error)
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-
-
-class JobArguments(Record):
-    """The keyword arguments of an RQ job."""
-
-    job: AnyJob
-    photo: str = Field(default="", exclude_if=not_)  # path of its photo at submission
-    notes: dict[str, str] = Field(default={}, exclude_if=not_)  # such as an ignored prompt; of svdq, too
-
-    @property
-    def source(self) -> str:
-        """The path of its photo from the submitted folder on, such as `trip/day 1/cup.jpg`; "" if unknown."""
-        return self.notes.get(SOURCE_NOTE, "")
-
-    @property
-    def link(self) -> str:
-        """Which link of a chain it is, such as `2 of 3`; "" for none."""
-        return self.notes.get(LINK_NOTE, "")
-
-    @property
-    def replaced(self) -> str:
-        """The digest of the sidecar whose video the job is to replace; "" for none."""
-        return self.notes.get(REPLACED_NOTE, "")
-
-    @property
-    def own_notes(self) -> dict[str, str]:
-        """The notes of the submitter."""
-        of_svdq = (SOURCE_NOTE, LINK_NOTE, REPLACED_NOTE, TAKEN_NOTE, LOCATION_NOTE)
-        return {name: text for name, text in self.notes.items() if name not in of_svdq}
 
 
 class JobMeta(Record):
@@ -180,41 +145,3 @@ class Sidecar(_Open):
 def sidecar_digest(sidecar: bytes) -> str:
     """Return what names a sidecar in `JobArguments.replaced`."""
     return hashlib.sha256(sidecar).hexdigest()
-
-
-MAX_TEXT = 4000  # largest number of characters in a log entry; a long traceback loses its middle
-
-
-class LogEntry(Record):
-    """One log entry of a worker about a job."""
-
-    at: Time
-    rank: int
-    host: str
-    level: str  # Python's
-    text: str
-
-    @classmethod
-    def now(cls, *, rank: int, host: str, level: str, text: str, at: float) -> "LogEntry":
-        """Create an entry for a message logged `at` seconds after the epoch."""
-        if len(text) > MAX_TEXT:
-            text = f"{text[: MAX_TEXT // 2]}\n…\n{text[-MAX_TEXT // 2 :]}"
-        return cls(at=datetime.fromtimestamp(at, UTC), rank=rank, host=host, level=level, text=text)
-
-
-def append_log(pipeline: redis.Redis, job_id: str, entries: Sequence[LogEntry]) -> None:
-    """Append entries to the log of a job, of limited size, which expires with the job; one command."""
-    lines = "".join(f"{entry.model_dump_json()}\n" for entry in entries)
-    lua.run(pipeline, "append_log", [RqJob.key_for(job_id)], keys.LOG_FIELD, lines, keys.LOG_BYTES)
-
-
-def read_log(connection: redis.Redis, job_id: str) -> list[LogEntry]:
-    """Read the log of a job, oldest first; empty if there are no entries or no such job."""
-    text = connection.hget(RqJob.key_for(job_id), keys.LOG_FIELD)
-    entries = []
-    for line in (text or b"").splitlines():
-        try:
-            entries.append(LogEntry.model_validate_json(line))
-        except ValidationError:
-            continue  # written by another version
-    return entries

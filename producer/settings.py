@@ -10,7 +10,7 @@ import platformdirs
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, field_validator
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model_file import with_presets
+from svdq.pipeline.models.model_name import with_presets
 
 ENV_PREFIX = "SVDQ_"
 MAX_OWNER = 64  # characters of the name of an owner

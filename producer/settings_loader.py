@@ -5,18 +5,14 @@ watched folder, `<home>/svdq.toml`, defaults. Ranks read what their launcher has
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError, first_error
-from svdq.pipeline.models.model_file import is_model_file
-from svdq.pipeline.models.names.model_names import has_weights
-from svdq.pipeline.toml_file import MAX_BYTES, parse_toml
+from svdq.pipeline.models.model_name import has_weights, is_model_file
 from svdq.producer.files import open_regular
-from svdq.producer.job import PARAMETER_KEYS
 from svdq.producer.settings import (
     ENV_PREFIX,
     HIDDEN,
@@ -30,8 +26,6 @@ from svdq.producer.settings import (
 )
 
 FILE_NAME = "svdq.toml"
-#: Of photos in the file's folder, with `svdq watch`; `model` is a setting there.
-PHOTO_KEYS = (*(name for name in PARAMETER_KEYS if name != "model"), "priority", "then")
 
 
 def load_settings(**flags: Any) -> Settings:
@@ -52,7 +46,7 @@ def _load(working_file: dict[str, Any], flags: dict[str, Any]) -> Settings:
     homes = (source["home"] for source in (given, variables, working_file) if "home" in source)
     home = absolute(Path(str(next(homes, None) or default_home())))
     try:
-        return Settings(**_read_file(home / FILE_NAME, photo_keys=()) | working_file | variables | given)
+        return Settings(**_read_file(home / FILE_NAME, may_be_watched=False) | working_file | variables | given)
     except ValidationError as error:
         raise InputError(_sentence(error)) from error
 
@@ -78,10 +72,10 @@ def origins(**flags: Any) -> dict[str, str]:
     return found | {name: "flag" for name, value in flags.items() if value is not None}
 
 
-def _read_file(path: Path, photo_keys: Sequence[str] = PHOTO_KEYS) -> dict[str, Any]:
+def _read_file(path: Path, may_be_watched: bool = True) -> dict[str, Any]:
     """Read one svdq.toml, if it exists; relative folders in it are relative to the file.
 
-    `photo_keys` are left out: the file may be of a watched folder, too.
+    What it says of the photos of a watched folder is left out.
     """
     try:
         with open_regular(path) as file:
@@ -90,7 +84,11 @@ def _read_file(path: Path, photo_keys: Sequence[str] = PHOTO_KEYS) -> dict[str, 
         return {}
     except OSError as error:
         raise cannot_be_read(path, error.strerror) from error
-    values = {name: value for name, value in values.items() if name.replace("-", "_") not in photo_keys}
+    others = [name for name in values if name not in Settings.model_fields]
+    if others and may_be_watched:
+        from svdq.producer.job import PHOTO_KEYS  # imports all families
+
+        values = {name: value for name, value in values.items() if name.replace("-", "_") not in PHOTO_KEYS}
     folder = path.absolute().parent
     for name in ("home", "storage", "loras"):
         value = values.get(name)
@@ -109,6 +107,8 @@ def _read_file(path: Path, photo_keys: Sequence[str] = PHOTO_KEYS) -> dict[str, 
 
 def read_toml(file: BinaryIO, path: Path) -> dict[str, Any]:
     """Read an open svdq.toml; raises InputError, which names `path`, if it is too large or invalid, or OSError."""
+    from svdq.pipeline.toml_file import MAX_BYTES, parse_toml  # takes as long as all else here, and few have a file
+
     try:
         return parse_toml(file.read(MAX_BYTES + 1))
     except ValueError as error:
@@ -125,6 +125,8 @@ def _sentence(error: ValidationError) -> str:
     first = first_error(error)
     name = str(first["loc"][0]) if first["loc"] else "?"
     if first["type"] == "extra_forbidden":
+        from svdq.producer.job import PHOTO_KEYS
+
         if name.replace("-", "_") in PHOTO_KEYS:
             return (
                 f"{name!r} in svdq.toml of SVDQ_HOME is a parameter of videos and no setting; give it when submitting."

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import rq
 from rq.executions import Execution
 
-from svdq.producer.records import JobArguments
+from svdq.producer.job import JobArguments
 from svdq.producer.untrusted_job import UntrustedJob
 
 

@@ -10,11 +10,11 @@ from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.families import family_named, titles_of
 from svdq.pipeline.models.family import MeasuredCurve, imported
 from svdq.pipeline.models.loader import dtype_for, open_model
-from svdq.pipeline.models.model_file import is_model_file, read_model_file
+from svdq.pipeline.models.model_file import read_model_file
+from svdq.pipeline.models.model_name import is_model_file, model_stem
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.producer.files import write_file
-from svdq.producer.job import model_stem
 from svdq.worker.bench.measure import headless_pyplot
 from svdq.worker.device import choose_device
 

@@ -23,8 +23,8 @@ from svdq.pipeline.imports import plain_imports
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.families import FAMILIES, family_of, layout_of
-from svdq.pipeline.models.model_file import is_model_file
-from svdq.pipeline.models.names.model_names import find_folder, has_weights, resolve
+from svdq.pipeline.models.model_name import has_weights, is_model_file
+from svdq.pipeline.models.names.model_names import find_folder, resolve
 from svdq.pipeline.models.needs import Residency, published
 from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.pipeline.models.weights.model_folder import find_problems, is_untrained, variants

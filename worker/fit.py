@@ -12,7 +12,8 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.families import family_of
-from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, find_file, is_model_file, read_model_file
+from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, find_file, read_model_file
+from svdq.pipeline.models.model_name import is_model_file
 from svdq.pipeline.models.names.model_names import find_folder
 from svdq.pipeline.models.needs import Residency, SizedModel, published, sizes_of
 from svdq.pipeline.models.resolved_model import ResolvedModel

@@ -25,8 +25,8 @@ from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PROMPTS, model_in, read_req
 from svdq.cli.serve.now import estimate_views
 from svdq.cli.serve.openapi import MAX_PAGE, make_document
 from svdq.cli.serve.videos import JOB_ID, STATUS, Video, failure_of, video_object
+from svdq.pipeline.models.model_name import model_stem
 from svdq.producer.connection import clock_of
-from svdq.producer.job import model_stem
 from svdq.producer.queue import is_queue
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView, view_many

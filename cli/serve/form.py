@@ -8,7 +8,8 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.known_model import KnownModel
-from svdq.pipeline.models.names.model_names import family_of_model, has_weights
+from svdq.pipeline.models.model_name import has_weights
+from svdq.pipeline.models.names.model_names import family_of_model
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.submitting.draft import Draft, read_draft, read_then
 from svdq.producer.submitting.job_spec import JobSpec

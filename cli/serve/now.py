@@ -21,15 +21,16 @@ from svdq.cli.serve.api_errors import ApiError, RedisAwayError, without_folders
 from svdq.cli.serve.backend import FRESH_S, Shared
 from svdq.cli.serve.form import families
 from svdq.cli.view import progress_of
+from svdq.pipeline.models.model_name import model_stem
 from svdq.producer import keys
-from svdq.producer.job import model_stem
 from svdq.producer.keys import STATUSES
 from svdq.producer.pauses import SUSPENDED
 from svdq.producer.queue import queues
 from svdq.producer.status.estimates import UNKNOWN_WORKERS, Estimate, estimate_jobs
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.ranks import GroupStatus, RankStatus
-from svdq.producer.status.registries import ended_before, read_num_ahead, running_models
+from svdq.producer.status.registries import ended_before, read_num_ahead
+from svdq.producer.status.running import running_models
 from svdq.producer.status.snapshot import Recent, Snapshot
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import rfc3339

@@ -33,19 +33,15 @@ from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.pipeline.models.lora_folder import LoraFolder
+from svdq.pipeline.models.model_name import model_stem
 from svdq.producer import job_control, keys
 from svdq.producer.connection import clock_of
-from svdq.producer.job import JOBS, model_stem
+from svdq.producer.job import JOBS
 from svdq.producer.pauses import pause, resume
 from svdq.producer.queue import no_such_job, priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
-from svdq.producer.status.registries import (
-    newest_ids,
-    read_several_owners,
-    running_known,
-    running_loras,
-    running_models,
-)
+from svdq.producer.status.registries import newest_ids, read_several_owners
+from svdq.producer.status.running import running_known, running_loras, running_models
 from svdq.producer.status.selection import owners_of
 from svdq.producer.submitting.foresight import estimate_of
 from svdq.producer.submitting.job_spec import JobSpec

@@ -18,7 +18,8 @@ from svdq.cli.serve.api_errors import without_folders
 from svdq.cli.serve.form import label_of
 from svdq.cli.serve.videos import files_of
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import VIDEO_FIELDS, model_stem, parse_job, shown_loras
+from svdq.pipeline.models.model_name import model_stem
+from svdq.producer.job import VIDEO_FIELDS, parse_job, shown_loras
 from svdq.producer.queue import statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, by_place, ids_of_sidecars, read_results
 from svdq.producer.results.remove import remove_video

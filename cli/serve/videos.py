@@ -10,8 +10,9 @@ from typing_extensions import TypedDict  # of Python 3.12; pydantic describes no
 from svdq.cli.serve.api_errors import without_folders
 from svdq.cli.serve.fields import PROMPTS
 from svdq.pipeline.models.families import DEFAULT_FAMILY
+from svdq.pipeline.models.model_name import model_stem
 from svdq.producer import keys
-from svdq.producer.job import JOBS, NAMING, model_stem
+from svdq.producer.job import JOBS, NAMING
 from svdq.producer.queue import priority_of
 from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.status.estimates import Estimate

@@ -10,11 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.toml_file import MAX_BYTES, parse_toml
 
-SUFFIX = ".toml"
 WEIGHTS_SUFFIXES, LORA_SUFFIXES = (".safetensors", ".gguf"), (".safetensors",)
-
-#: Model files that come with svdq, by the names by which they are used.
-PRESETS = {path.stem: str(path) for path in sorted(Path(__file__).with_name("presets").glob("*.toml"))}
 
 #: The configs of known models, by their hub ids: all that a base is needed for whose weights are all files of ComfyUI.
 CONFIGS = Path(__file__).with_name("configs")
@@ -122,16 +118,6 @@ class ModelFile(_Section):
         if isinstance(sigmas, tuple) and steps not in (None, len(sigmas)):
             raise ValueError(f"there are {len(sigmas)} sigmas for {steps} steps; give as many as steps")
         return self
-
-
-def with_presets(name: str) -> str:
-    """Return the path of a preset in place of its name, a path with the home for `~`, and any other name as it is."""
-    return name if os.path.exists(name) else os.path.expanduser(PRESETS.get(name, name))
-
-
-def is_model_file(name: str) -> bool:
-    """Return whether the name of a model, as in SVDQ_MODEL, is a model file."""
-    return name.endswith(SUFFIX)
 
 
 def read_model_file(path: Path) -> ModelFile:

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import not_
 from statistics import median
-from typing import Annotated, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from svdq.pipeline.video_parameters import VideoParameters
+if TYPE_CHECKING:
+    from svdq.pipeline.video_parameters import VideoParameters
 
 WINDOW = 15  # number of measurements per estimate: enough to ignore outliers, few enough to follow a change
 MAX_SHAPES = 32  # most shapes whose costs are published; a group rarely renders more
@@ -63,7 +64,7 @@ class Shape(NamedTuple):
     upscale: str = ""  # `VideoParameters.upscale`
 
     @classmethod
-    def of(cls, parameters: VideoParameters) -> "Shape":
+    def of(cls, parameters: "VideoParameters") -> "Shape":
         """Return the shape of a video with these parameters."""
         return cls(
             frames=parameters.num_frames,

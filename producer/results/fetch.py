@@ -20,9 +20,10 @@ import redis
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.media.capture import Capture
+from svdq.pipeline.models.model_name import model_stem
 from svdq.producer.connection import session
 from svdq.producer.files import sweep, temporary_name
-from svdq.producer.job import model_stem, parse_job
+from svdq.producer.job import parse_job
 from svdq.producer.name_templates import has_field, render_folder, render_name, template_values
 from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results, ids_of_sidecars
 from svdq.producer.settings import Settings, given_path

@@ -9,7 +9,7 @@ from typing import Any
 
 from rq.job import JobStatus
 
-from svdq.producer.job import model_stem
+from svdq.pipeline.models.model_name import model_stem
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupStatus, conditions_of
 from svdq.producer.status.video_costs import GroupCosts, Parameters, kind_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 import rq
@@ -18,13 +18,15 @@ from rq.results import Result
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.connection import session
-from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import ENDED, SvdqQueue, fetch, read_arguments, statuses
 from svdq.producer.records import JobMeta, JobResult
 from svdq.producer.settings import Settings
 from svdq.producer.text import MAX_SECONDS, rfc3339
 from svdq.producer.together import Read, ask_one, together
 from svdq.producer.untrusted_job import AT_ONCE, UnreadableJobError, UntrustedJob, reading_many, reading_results
+
+if TYPE_CHECKING:
+    from svdq.producer.job import Job
 
 POLL_S = 0.3
 #: Pauses are at least this many times as long as a look: with thousands of jobs a look takes a while.
@@ -201,7 +203,9 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
     )
 
 
-def _parameters(job: Job, used: dict[str, Any]) -> dict[str, Any]:
+def _parameters(job: "Job", used: dict[str, Any]) -> dict[str, Any]:
+    from svdq.producer.job import parse_job  # imported already by who has a job
+
     submitted = job.model_dump(mode="json")
     try:
         return parse_job(submitted | used).model_dump(mode="json") if used else submitted

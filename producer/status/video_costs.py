@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, class_for
-from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs, Shape, ShapeCosts, UpscaleCosts
-from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.status.ranks import GroupStatus, RankStatus
+
+if TYPE_CHECKING:
+    from svdq.pipeline.models.known_model import KnownModel
+    from svdq.pipeline.video_parameters import VideoParameters
 
 Parameters = Mapping[str, Any]  # of a job, as JSON: as submitted, or completed by its worker
 
@@ -27,8 +28,12 @@ def kind_of(parameters: Parameters) -> Kind:
     return tuple((name, repr(value)) for name, value in parameters.items() if name not in _WITHOUT_COST)
 
 
-def known_of(rank: RankStatus, family_name: str) -> KnownModel | None:
+def known_of(rank: RankStatus, family_name: str) -> "KnownModel | None":
     """Return the model of a rank 0; one that makes videos of all families as of a family; None for a newer version."""
+    # Imported here, and below, since `svdq status` estimates nothing while there are no jobs.
+    from svdq.pipeline.models.families import FAMILIES
+    from svdq.pipeline.models.known_model import KnownModel
+
     family = next((each for each in FAMILIES if each.name == (rank.family or family_name)), None)
     if family is None:
         return None
@@ -68,6 +73,8 @@ class GroupCosts:
 
     def _units(self, parameters: Parameters) -> tuple[Shape, tuple[float, ...]] | None:
         """Return the shape of a video that the group can make, and the relative costs of its steps."""
+        from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS, class_for
+
         try:
             cls = class_for(parameters, PARAMETERS)
             given = {name: parameters[name] for name in cls.model_fields if name in parameters}

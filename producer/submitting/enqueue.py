@@ -14,9 +14,9 @@ from rq.utils import now
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys, lua
 from svdq.producer.chains import record_link
+from svdq.producer.job import JobArguments
 from svdq.producer.job_control import in_seconds, retry, unfinished
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of, read_job
-from svdq.producer.records import JobArguments
 from svdq.producer.submitting.entries import Entry, Submission
 from svdq.producer.untrusted_job import key_of
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.model_name import model_stem
 from svdq.pipeline.video_parameters import LoraChoice
-from svdq.producer.job import Job, model_stem
+from svdq.producer.job import Job
 from svdq.producer.name_templates import (
     checked_folder,
     has_field,

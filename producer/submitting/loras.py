@@ -14,7 +14,7 @@ from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.pipeline.video_parameters import Expert, LoraChoice
 from svdq.producer.connection import session
 from svdq.producer.settings import Settings
-from svdq.producer.status.registries import running_loras
+from svdq.producer.status.running import running_loras
 from svdq.producer.submitting.draft import choices_of
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import shorten

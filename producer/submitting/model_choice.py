@@ -10,15 +10,16 @@ from rq.job import JobStatus
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, published_model
 from svdq.pipeline.models.known_model import KnownModel
-from svdq.pipeline.models.names.model_names import check_name, family_of_model, has_weights, known_model
+from svdq.pipeline.models.model_name import has_weights, model_stem
+from svdq.pipeline.models.names.model_names import check_name, family_of_model, known_model
 from svdq.producer import job_control
 from svdq.producer.connection import session
 from svdq.producer.embedded_redis import running_url
-from svdq.producer.job import JOBS, Job, model_stem
+from svdq.producer.job import JOBS, Job
 from svdq.producer.results.finished_videos import find_results, has_files
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view_many
-from svdq.producer.status.registries import running_known, running_models
+from svdq.producer.status.running import running_known, running_models
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.entries import Submission
 from svdq.producer.threads import ordered_map

@@ -13,10 +13,10 @@ from pathlib import Path
 import redis
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.model_name import model_stem
 from svdq.producer import keys
 from svdq.producer.connection import connect, database_id, session
 from svdq.producer.files import make_home
-from svdq.producer.job import model_stem
 from svdq.producer.job_control import GOING, unfinished
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import counts

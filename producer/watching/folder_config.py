@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.job import PHOTO_KEYS
 from svdq.producer.name_templates import safe_name
 from svdq.producer.settings import ENV_PREFIX, Settings, checked_owner
-from svdq.producer.settings_loader import FILE_NAME, PHOTO_KEYS, cannot_be_read, read_toml
+from svdq.producer.settings_loader import FILE_NAME, cannot_be_read, read_toml
 from svdq.producer.submitting.draft import read_draft, read_then
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_key, no_such

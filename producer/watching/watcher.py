@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.model_name import model_stem
 from svdq.producer.connection import database_id, session
-from svdq.producer.job import model_stem
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec

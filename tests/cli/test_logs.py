@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from svdq.producer.records import LogEntry, append_log
+from svdq.producer.job_log import LogEntry, append_log
 from tests.conftest import Cli
 from tests.forks import Piped
 from tests.queued import add, finish

@@ -11,7 +11,7 @@ import redis
 
 from svdq.cli import main
 from svdq.pipeline.errors import InputError, SampleError, SvdqError, UnavailableError
-from svdq.producer.records import LogEntry, append_log
+from svdq.producer.job_log import LogEntry, append_log
 from tests.conftest import Cli
 from tests.forks import Piped
 from tests.queued import add

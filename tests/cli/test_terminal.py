@@ -11,7 +11,7 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.producer.records import LogEntry, append_log
+from svdq.producer.job_log import LogEntry, append_log
 from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
 from tests.conftest import Cli
 from tests.queued import add, fail, finish, start

@@ -7,8 +7,10 @@ import pytest
 import redis
 
 from svdq.producer import keys
+from svdq.producer.job import JobArguments
 from svdq.producer.job_control import cancel, retry
-from svdq.producer.records import MAX_TEXT, JobArguments, LogEntry, Sidecar, append_log, read_log
+from svdq.producer.job_log import MAX_TEXT, LogEntry, append_log, read_log
+from svdq.producer.records import Sidecar
 from tests.queued import JOB, enqueue
 
 

@@ -14,7 +14,7 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
-from svdq.producer.records import JobArguments
+from svdq.producer.job import JobArguments
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store

@@ -15,8 +15,8 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
-from svdq.producer.job import Job, last_frame_key
-from svdq.producer.records import JobArguments, JobResult
+from svdq.producer.job import Job, JobArguments, last_frame_key
+from svdq.producer.records import JobResult
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
 from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo

@@ -16,8 +16,8 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
 from svdq.pipeline.transport.topology import Topology
+from svdq.producer.job_log import read_log
 from svdq.producer.queue import fetch
-from svdq.producer.records import read_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
 from svdq.worker.active_job import SampleJob
 from svdq.worker.health import progress

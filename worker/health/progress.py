@@ -18,7 +18,8 @@ from torch import Tensor
 from svdq.pipeline.loop.protocols import Monitor
 from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
-from svdq.producer.records import JobMeta, append_log
+from svdq.producer.job_log import append_log
+from svdq.producer.records import JobMeta
 from svdq.worker.active_job import SampleJob
 from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.rank_log import JobLogHandler

@@ -11,7 +11,7 @@ from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter as BaseJsonFormatter
 
-from svdq.producer.records import LogEntry
+from svdq.producer.job_log import LogEntry
 from svdq.producer.settings import without_urls_secrets
 from svdq.producer.text import printable
 

@@ -13,8 +13,9 @@ from statistics import fmean
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Request
 from svdq.producer import keys
+from svdq.producer.job import JobArguments
 from svdq.producer.queue import priority_of, read_arguments
-from svdq.producer.records import JobArguments, JobMeta, JobResult
+from svdq.producer.records import JobMeta, JobResult
 from svdq.producer.untrusted_job import UntrustedJob, restored
 from svdq.worker.active_job import ActiveJob
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed

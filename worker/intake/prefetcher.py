@@ -19,8 +19,8 @@ from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.chains import why_no_video_before
 from svdq.producer.decoder import Decoder, StoppedError
-from svdq.producer.job import Job, last_frame_key, parse_job
-from svdq.producer.records import JobArguments, JobResult, Sidecar, sidecar_digest
+from svdq.producer.job import Job, JobArguments, last_frame_key, parse_job
+from svdq.producer.records import JobResult, Sidecar, sidecar_digest
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints

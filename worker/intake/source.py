@@ -14,9 +14,9 @@ from collections.abc import Callable
 import redis
 
 from svdq.pipeline.loop.protocols import Report, Request, Source
+from svdq.pipeline.models.model_name import model_stem
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.producer import keys
-from svdq.producer.job import model_stem
 from svdq.producer.queue import ENDED, statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.producer.storage.storage import Storage

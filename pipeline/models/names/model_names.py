@@ -22,13 +22,12 @@ from svdq.pipeline.models.model_file import (
     CONFIGS,
     HUB_ID,
     LORA_SUFFIXES,
-    PRESETS,
     WEIGHTS_SUFFIXES,
     ModelFile,
     find_file,
-    is_model_file,
     read_model_file,
 )
+from svdq.pipeline.models.model_name import PRESETS, has_weights, is_model_file
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel, Timings
 from svdq.pipeline.models.weights.model_folder import (
     DTYPES,
@@ -45,11 +44,6 @@ from svdq.pipeline.models.weights.model_folder import (
 #: What names of files say about the expert that they are for, such as HighNoise, high_noise or HIGH.
 _EXPERT = re.compile(r"(?<![a-z])(high|low)(?:[ _-]?noise)?(?![a-z])", re.IGNORECASE)
 INDEX = "model_index.json"  # the pipeline's index; the hub's cache finds a model by it
-
-
-def has_weights(name: str) -> bool:
-    """Return whether a model's name, as in SVDQ_MODEL, is a folder or a hub id, not a model made in code."""
-    return name != "preview" and name.partition(":")[0] != "simulated"
 
 
 def timings_of(name: str) -> Timings:

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model_file import with_presets
+from svdq.pipeline.models.model_name import with_presets
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.wan.denoiser import Schedule
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters

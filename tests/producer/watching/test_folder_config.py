@@ -7,8 +7,8 @@ import pytest
 
 from svdq.cli.watch import watch as watch_command
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import VIDEO_FIELDS
-from svdq.producer.settings_loader import PHOTO_KEYS, load_for_watching
+from svdq.producer.job import PHOTO_KEYS, VIDEO_FIELDS
+from svdq.producer.settings_loader import load_for_watching
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.watching.folder_config import FileFilter, FolderConfig

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.model_file import PRESETS
+from svdq.pipeline.models.model_name import PRESETS
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
