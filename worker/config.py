@@ -52,8 +52,8 @@ class RankConfig(BaseModel):
     attention: str = Field(
         default="native",
         title="NAME",
-        description="Backend of diffusers for the attention of transformers, such as _native_cudnn, flash or sage; "
-        "sage is approximate.",
+        description="Backend of diffusers for the attention of transformers, such as _native_cudnn, flash or sage, or "
+        "comfy-kitchen's int8; sage and int8 are approximate.",
     )
     experts: Literal["auto", "resident", "bound", "rounds"] = Field(
         default="auto",

@@ -17,6 +17,7 @@ KEPT = ("auto", "stored", "made")
 #: Blocks that a GPU holds at a time if they are streamed: the present one, the next one, and one for what the allocator
 #: cannot use at once.
 STREAMED_BLOCKS = 3
+INT8 = "int8"  # comfy-kitchen's attention, by its name among the backends of attention
 KEPT_BUFFER = "stored_"  # how the names of buffers begin that weights are made of
 BACKEND: Any = "inductor"  # the compiler: torch's inductor, which generates C++ for CPUs and Triton for GPUs
 MAX_COMPILED = 4096  # variants kept per function: shapes of videos times kinds of a block, with a margin
@@ -33,7 +34,7 @@ class ComputeOptions:
     dtype: str = "auto"
     compiled: str = "off"  # what torch.compile compiles, of COMPILED
     approximate: tuple[str, ...] = ()  # what changes results by more than rounding, of APPROXIMATE
-    attention: str = "native"  # the backend of diffusers' attention dispatcher
+    attention: str = "native"  # the backend of diffusers' attention dispatcher, or comfy-kitchen's int8
     offload: str = "off"  # what stays in host memory until it is needed, of OFFLOADED; changes no bits
     weights: str = "auto"  # whether weights stay as files store them, of KEPT; changes no bits
 
@@ -52,6 +53,8 @@ class ComputeOptions:
     @property
     def ways(self) -> tuple[str, ...]:
         """What makes results approximate: what is asked for, and attention in int8 or fp8."""
+        if self.attention == INT8:  # which is also the name of weights in int8
+            return (*self.approximate, "int8 attention")
         return self.approximate + ((self.attention,) if "sage" in self.attention else ())
 
 
@@ -81,7 +84,7 @@ def apply(unet: Any, options: ComputeOptions, blocks: Collection[str], device: "
     if device is not None and device.type == "cuda" and over_frames:
         split_attention(unet)
     if options.attention != "native":
-        _use_attention(unet, options.attention)
+        _use_attention(unet, options.attention, device)
     if options.compiled != "off":
         _compile(unet, options.compiled, blocks)
     if options.offload == "blocks":
@@ -90,17 +93,25 @@ def apply(unet: Any, options: ComputeOptions, blocks: Collection[str], device: "
     return unet
 
 
-def _use_attention(transformer: Any, name: str) -> None:
-    """Use a backend of diffusers' attention dispatcher; raises InputError if it is unknown, or cannot be used here."""
+def _use_attention(transformer: Any, name: str, device: "torch.device | None") -> None:
+    """Use a backend of the attention dispatcher; raises InputError if it is unknown, or cannot be used here."""
     from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend
 
     if not any(hasattr(each, "_attention_backend") for each in transformer.attn_processors.values()):
         raise InputError(
             "--attention is for transformers, whose attention diffusers dispatches; this model has none: leave it out."
         )
+    if name == INT8:
+        from svdq.pipeline.models.compute.int8_attention import use_int8_attention
+
+        use_int8_attention(transformer.attn_processors.values(), device)
+        return
     known = [backend.value for backend in AttentionBackendName]
     if name not in known:
-        raise InputError(f"--attention {name} is not known; the backends of this diffusers are {', '.join(known)}.")
+        raise InputError(
+            f"--attention {name} is not known; the backends of this diffusers are {', '.join(known)}, and {INT8} is "
+            "comfy-kitchen's."
+        )
     try:
         with attention_backend("native"):  # which undoes that it is set for the whole process
             transformer.set_attention_backend(name)

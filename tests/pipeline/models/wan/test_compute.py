@@ -7,11 +7,13 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import comfy_kitchen
 import psutil
 import pytest
 import torch
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.compute import int8_attention
 from svdq.pipeline.models.compute import options as compute
 from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.loader import dtype_for, open_model
@@ -186,6 +188,7 @@ def test_attention_is_dispatched_to_a_backend(tiny_wan, photo):
     [
         ("flashy", "--attention flashy is not known; the backends of this diffusers are flash, "),
         ("sage", r"--attention sage cannot be used here \(.*\); install it, or choose another"),
+        ("int8", r"--attention int8 cannot be used here: it is for GPUs; leave it out\."),
     ],
 )
 def test_a_backend_of_attention_that_cannot_be_used_is_a_sentence(tiny_wan, name, says):
@@ -193,8 +196,52 @@ def test_a_backend_of_attention_that_cannot_be_used_is_a_sentence(tiny_wan, name
         open_model(resolve(str(tiny_wan)), EVERYTHING, CPU, torch.float32, ComputeOptions(attention=name))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny_wan", "tiny_ltx"])
+def test_int8_attention_is_given_heads_and_masks_as_torchs_own(request, monkeypatch, photo, name):
+    """With torch's in place of the kernel, which runs on GPUs only, the bits are the same."""
+    resolved, calls = resolve(str(request.getfixturevalue(name))), []
+
+    def attention(query, key, value, *, scale, attn_mask):
+        calls.append(attn_mask)
+        assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, scale=scale)
+
+    monkeypatch.setattr(comfy_kitchen, "int8_attention", attention)
+    monkeypatch.setattr(int8_attention, "_lack", lambda _: "")
+    found = []
+    for options in (ComputeOptions(), ComputeOptions(attention="int8")):
+        model = open_model(resolved, EVERYTHING, CPU, torch.float32, options)
+        video = model.family.parameters(prompt="A dog.", seed=3, frames=9, steps=2, width=64, height=64)
+        values = model.complete(video)
+        found.append(denoise(model, model.encode(photo, values), values)["latents"])
+        assert bool(calls) == (options.attention == "int8")
+    assert torch.equal(*found)
+    assert any(mask is not None for mask in calls) == (name == "tiny_ltx")
+    assert model.info.compute["approximate"] == ["int8 attention"]
+    assert "approximate (int8 attention)" in model.info.notice
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "says"),
+    [
+        ((7, 0), "13.0", "has no kernel for this GPU"),
+        ((8, 9), "12.8", "it needs torch for CUDA 13, and this one is for 12.8"),
+    ],
+)
+def test_int8_attention_on_a_gpu_that_cannot(tiny_wan, monkeypatch, capability, cuda, says):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    transformer = open_model(resolve(str(tiny_wan)), Role(), CPU, torch.float32).pipeline.transformer
+    with pytest.raises(InputError, match=f"^--attention int8 cannot be used here: .*{says}"):
+        compute.apply(transformer, ComputeOptions(attention="int8"), (), torch.device("cuda"))
+
+
 def test_attention_in_int8_is_approximate(tiny_model):
     assert ComputeOptions(attention="sage").changed() == {"attention": "sage", "approximate": ["sage"]}
+    both = ComputeOptions(attention="int8", approximate=("int8",))
+    assert both.changed() == {"attention": "int8", "approximate": ["int8", "int8 attention"]}
     assert ComputeOptions(attention="flash").changed() == {"attention": "flash"}
     with pytest.raises(InputError, match="--attention is for transformers, "):
         open_model(resolve(str(tiny_model)), EVERYTHING, CPU, torch.float32, ComputeOptions(attention="flash"))
