@@ -39,7 +39,20 @@ def _selected(connection: redis.Redis, action: Action, selection: Selection) -> 
     return ids
 
 
-def _print(outcomes: Iterable[tuple[str, str | InputError]], as_json: bool) -> int:
+Outcomes = Iterable[tuple[str, str | InputError]]  # ids of jobs, each with what came of it
+
+
+def _those_selected(connection: redis.Redis, action: Action, selection: Selection, outcomes: Outcomes) -> Outcomes:
+    """Leave out jobs that were selected by their status and have changed since then: a group may have ended them."""
+    for job_id, outcome in outcomes:
+        if isinstance(outcome, InputError) and not selection.job_ids:
+            (status,) = statuses(connection, [job_id])
+            if status not in job_control.STATUSES_FOR[action]:
+                continue
+        yield job_id, outcome
+
+
+def _print(outcomes: Outcomes, as_json: bool) -> int:
     exit_code = 0
     for job_id, outcome in outcomes:
         if isinstance(outcome, InputError):
@@ -74,7 +87,13 @@ def cancel(connection: redis.Redis, selection: Selection, everybody: bool, as_js
     """
     if tuple(selection.statuses) == ("queued",) and not (everybody or selection.owners or selection.take_all):
         selection = replace(selection, owners=mine())
-    outcomes = job_control.cancel_many(connection, _selected(connection, "cancel", selection))
+    ids = _selected(connection, "cancel", selection)
+    outcomes: Outcomes
+    if selection.statuses and not selection.job_ids and set(selection.statuses) <= set(job_control.WAITING):
+        # What has started meanwhile goes on.
+        outcomes = [(job_id, "canceled") for job_id in job_control.cancel_waiting(connection, ids)]
+    else:
+        outcomes = _those_selected(connection, "cancel", selection, job_control.cancel_many(connection, ids))
     stops = "stopping" if as_json else "stops at its next step"
     return _print(((job_id, stops if outcome == "stopping" else outcome) for job_id, outcome in outcomes), as_json)
 
@@ -101,7 +120,8 @@ def retry(settings: Settings, selection: Selection, force: bool, as_json: bool) 
     action: Action = "retry --force" if force else "retry"
     with session(settings) as connection:
         ids = _selected(connection, action, selection)
-        return _print(job_control.retry_many(connection, ids, storage=place), as_json)
+        outcomes = job_control.retry_many(connection, ids, storage=place)
+        return _print(_those_selected(connection, action, selection, outcomes), as_json)
 
 
 @click.command()
@@ -134,7 +154,8 @@ def move(connection: redis.Redis, selection: Selection, front: bool, priority: s
 
     ids = _selected(connection, "move", selection)
     # In reverse, so that the first job ends up in front.
-    return _print(moved(reversed(ids) if front else ids), as_json)
+    outcomes = moved(reversed(ids) if front else ids)
+    return _print(_those_selected(connection, "move", selection, outcomes), as_json)
 
 
 @click.command()

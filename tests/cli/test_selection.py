@@ -4,6 +4,7 @@ import json
 import time
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -12,12 +13,14 @@ from rq.job import JobStatus
 
 from svdq.producer.queue import SvdqQueue, fetch, statuses
 from svdq.producer.settings import Settings
+from svdq.producer.status.job_view import JobView
+from svdq.producer.status.selection import select
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.entries import Entry
 from tests.conftest import Cli
 from tests.finished import add_video
-from tests.queued import JOB, add, enqueue, fail, finish
+from tests.queued import JOB, add, enqueue, fail, finish, start
 
 
 def named(connection: redis.Redis, job_id: str, name: str) -> rq.job.Job:
@@ -48,6 +51,26 @@ def test_by_status_name_and_age(svdq: Cli, connection: redis.Redis) -> None:
     cups[1].set_status(JobStatus.QUEUED)
     assert svdq("cancel", "--name", "cup?").stdout == f"{cups[1].id}  canceled\n"
     assert statuses(connection, [job.id for job in (*cups, dog)]) == ["failed", "canceled", "failed"]
+
+
+@pytest.mark.parametrize("command", [["cancel", "--queued"], ["cancel", "--all"], ["move", "--all", "--front"]])
+def test_jobs_that_change_after_they_were_selected_are_left_out(
+    svdq: Cli, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    waiting, started, ended = (add(connection, number) for number in range(3))
+
+    def select_in_time(*args: Any) -> list[JobView]:
+        found = select(*args)
+        start(fetch(connection, started.id))
+        finish(fetch(connection, ended.id))
+        return found
+
+    monkeypatch.setattr("svdq.cli.control.select", select_in_time)
+    done = svdq(*command)
+    changed = [waiting, started] if command == ["cancel", "--all"] else [waiting]
+    outcome = "moved" if command[0] == "move" else "canceled"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "".join(f"{job.id}  {outcome}\n" for job in changed), "")
+    assert statuses(connection, [ended.id]) == ["finished"]
 
 
 def test_since_counts_the_end_of_failed_jobs(svdq: Cli, connection: redis.Redis) -> None:
