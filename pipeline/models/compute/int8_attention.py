@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError, how_to_install
-from svdq.pipeline.models.compute.options import INT8
 
+_NAME: Final = "int8"
 _OLDEST_CUDA: Final = 13  # major version that comfy-kitchen's kernels are built for
 
 
@@ -18,10 +18,10 @@ def use_int8_attention(processors: Iterable[Any], device: torch.device | None) -
     from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
     if lack := _lack(device):
-        raise InputError(f"--attention {INT8} cannot be used here: {lack}.")
+        raise InputError(f"--attention {_NAME} cannot be used here: {lack}.")
     # The dispatcher takes members of its enumeration only, which Python does not extend.
-    backend: Any = str.__new__(AttentionBackendName, INT8)
-    backend._name_ = backend._value_ = INT8
+    backend: Any = str.__new__(AttentionBackendName, _NAME)
+    backend._name_ = backend._value_ = _NAME
     _AttentionBackendRegistry.register(backend)(_attend)
     for processor in processors:
         if hasattr(processor, "_attention_backend"):
