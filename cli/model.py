@@ -1,8 +1,9 @@
 """`svdq model`: fetch, convert and create models."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -10,20 +11,22 @@ from svdq.cli.formatting import echo, echo_json, table
 from svdq.cli.option_types import GivenPath, OutputFile, json_option
 from svdq.pipeline.command_line import svdq_command, variable
 from svdq.pipeline.errors import InputError, require_torch
-from svdq.pipeline.models.comfyui.folders import find_folders
 from svdq.pipeline.models.comfyui.model_toml import command, to_model_file
 from svdq.pipeline.models.comfyui.recipe import read_recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow
+from svdq.pipeline.models.comfyui_folders import find_folders
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, family_named
 from svdq.pipeline.models.family import imported
 from svdq.pipeline.models.model_file import read_model_file
 from svdq.pipeline.models.model_name import PRESETS, SUFFIX, has_weights, is_model_file, with_presets
-from svdq.pipeline.models.names.model_names import family_of_model, find_base, find_folder, resolve
+from svdq.pipeline.models.names.model_names import find_base, resolve
 from svdq.pipeline.models.names.pull import pull as fetch
 from svdq.pipeline.models.names.pull import pull_model_file
 from svdq.pipeline.models.upscaler_file import PICKLES
 from svdq.pipeline.models.weights.model_folder import DTYPES
+from svdq.worker.choice import smallest_card_gb
+from svdq.worker.fit import know
 from svdq.worker.launcher.gpus import visible_gpus
 
 
@@ -35,9 +38,11 @@ def model() -> None:
 @model.command("list")
 @json_option("model")
 def list_models(as_json: bool) -> None:
-    """List the published models that svdq supports.
+    """List the published models, and the cards they fit.
 
-    Presets are model files that come with svdq; the others are on the hub.
+    Presets are model files that come with svdq; the others are on the hub. What is to be fetched of each is said, too:
+    files in the hub's cache and, of presets, in ComfyUI's folders are not fetched. The card is the smallest usual one
+    that holds the model, or to which blocks are streamed (--offload blocks), for its usual video.
 
     Any other model of these families can be used, too, as a folder, a hub id or a model file.
 
@@ -46,24 +51,42 @@ def list_models(as_json: bool) -> None:
       svdq model list
       svdq model list --json | jq -r 'select(.fetched) | .name'
     """
-    found: list[tuple[str, str, str, bool]] = []
-    for name, path in PRESETS.items():
-        base = read_model_file(Path(path)).base
-        found.append((name, family_of_model(path) or "", f"preset of {base}", _is_fetched(base)))
-    found += [(name, family.name, "", _is_fetched(name)) for family in FAMILIES for name in family.models]
+    found = [_listed(name, path) for name, path in PRESETS.items()]
+    found += [_listed(name, name) for family in FAMILIES for name in family.models]
     if as_json:
-        for name, of, note, is_here in found:
-            echo_json({"name": name, "family": of, "note": note, "fetched": is_here})
+        for each in found:
+            echo_json(each)
         return
-    echo(*table([(name, of, "fetched" if is_here else "not fetched", note) for name, of, note, is_here in found]))
+    rows = [["model", "family", "card", "to fetch", ""]]
+    rows += [[each["name"], each["family"], _cards(each), _to_fetch(each), each["note"]] for each in found]
+    echo(*table(rows))
     echo("", "svdq model pull NAME fetches a model; SVDQ_MODEL=NAME uses it.")
 
 
-def _is_fetched(name: str) -> bool:
-    try:
-        return find_folder(name).is_dir()
-    except InputError:
-        return False
+def _listed(name: str, path: str) -> dict[str, Any]:
+    """Return what is said of a published model or, by its path, of a preset; the keys are those of the JSON."""
+    known = know(path)
+    return {
+        "name": name,
+        "family": known.family.name,
+        "note": f"preset of {read_model_file(Path(path)).base}" if path != name else "",
+        "fetched": not (known.download_bytes or known.unsized_files),
+        "download_bytes": known.download_bytes,
+        "card_gb": smallest_card_gb(known),
+        "streamed_card_gb": smallest_card_gb(known, streamed=True),
+    }
+
+
+def _cards(listed: Mapping[str, Any]) -> str:
+    whole, streamed = listed["card_gb"], listed["streamed_card_gb"]
+    found = [f"{whole} GB"] if whole is not None else []
+    if streamed is not None and (whole is None or streamed < whole):
+        found.append(f"streamed {streamed} GB")
+    return ", ".join(found) or "-"
+
+
+def _to_fetch(listed: Mapping[str, Any]) -> str:
+    return "is here" if listed["fetched"] else size_text(listed["download_bytes"])
 
 
 @model.command()

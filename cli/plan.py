@@ -16,7 +16,7 @@ from svdq.producer.submitting.draft import read_draft
 from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.text import count, duration
 from svdq.worker.cards import Cards
-from svdq.worker.fit import NUM_VIDEOS, know, to_fetch, ways
+from svdq.worker.fit import NUM_VIDEOS, know, lack_of_disk, to_fetch, ways
 
 
 def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Cards | None:
@@ -96,7 +96,10 @@ def plan(
     num_steps, costs = count(video.steps, "step"), known.unit_costs(video).steps
     num_steps = f"{sum(map(bool, costs))} of {num_steps} computed" if 0.0 in costs else num_steps
     echo(f"{model}: {video.width}x{video.height}, {count(video.num_frames, 'frame')}, {num_steps}.")
-    echo(f"{to_fetch(known) or 'Its files are here'}.", f"{cards}: {size_text(cards.room_bytes)} for each rank.", "")
+    echo(f"{to_fetch(known) or 'Its files are here'}.")
+    if lack := lack_of_disk(known):
+        echo(f"The disk has {lack}: free some, or set HF_HOME to a folder on a larger one.")
+    echo(f"{cards}: {size_text(cards.room_bytes)} for each rank.", "")
     rows = [["command", "a rank needs", "host memory", "fits", count(videos, "video")]]
     for way in found:
         fits = "no" if not way.fits else "in parts" if way.in_parts else "yes"

@@ -23,7 +23,7 @@ from svdq.cli.option_types import GivenPath, SectionedCommand, storage_options
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, require_torch
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
 from svdq.pipeline.models.compute.options import KEPT
-from svdq.pipeline.models.names.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve, what_it_was
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.producer.connection import session
@@ -181,6 +181,8 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
     if settings.trace is not None:
         check_target(settings.trace, ())
     model = resolve(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
+    if former := what_it_was(settings.model):
+        logger.warning("%s", former)
     ffmpeg_version()
     _reach_redis(settings, waits=not options.rank.burst and not sys.stderr.isatty())
     check_home(settings.home)

@@ -1,4 +1,4 @@
-"""A small model hub on this machine: the few requests that the hub's client makes, answered from a folder."""
+"""A small model hub on this machine: the few requests that the hub's client makes, answered from folders."""
 
 import hashlib
 import json
@@ -17,11 +17,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """One model and how the hub behaves; what tests change between requests."""
+    """One model, perhaps other repositories, and how the hub behaves; what tests change between requests."""
 
     def __init__(self, repository: str, folder: Path) -> None:
         self.repository = repository
         self.folder = folder
+        #: The folders of other repositories.
+        self.others: dict[str, Path] = {}
         self.url = ""
         #: Status, and the hub's code for the reason, of every request for a file; None gives it out.
         self.refuse: tuple[int, str] | None = None
@@ -54,31 +56,37 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path).lstrip("/")
         if found := re.fullmatch(r"api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self._model(found[1], found[2])
-        elif re.fullmatch(r"api/models/[^/]+/[^/]+/tree/.+", path):
-            self._send(200, json.dumps(self._tree()).encode(), {})
+        elif found := re.fullmatch(r"api/models/([^/]+/[^/]+)/tree/.+", path):
+            self._send(200, json.dumps(self._tree(found[1])).encode(), {})
         elif found := re.fullmatch(r"([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            self._file(found[3], body=body)
+            self._file(self._folder_of(found[1]), found[3], body=body)
         else:
             self._say(404, "RepoNotFound")
 
+    def _folder_of(self, repository: str) -> Path:
+        return self.hub.others.get(repository, self.hub.folder)
+
     def _model(self, repository: str, revision: str | None) -> None:
         hub = self.hub
-        if repository != hub.repository:
+        if repository != hub.repository and repository not in hub.others:
             self._say(404, "RepoNotFound")
         elif revision not in (None, "main", COMMIT):
             self._say(404, "RevisionNotFound")
         else:
-            files = [path for path in sorted(hub.folder.rglob("*")) if path.is_file()]
-            names = {path.relative_to(hub.folder).as_posix(): path.stat().st_size for path in files} | hub.sizes
+            names = dict(self._files_of(repository)) | (hub.sizes if repository == hub.repository else {})
             siblings = [{"rfilename": name, "size": size} for name, size in names.items()]
             self._send(200, json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode(), {})
 
-    def _tree(self) -> list[dict[str, object]]:
-        files = [path for path in sorted(self.hub.folder.rglob("*")) if path.is_file()]
-        paths = [(path.relative_to(self.hub.folder).as_posix(), path.stat().st_size) for path in files]
+    def _files_of(self, repository: str) -> list[tuple[str, int]]:
+        folder = self._folder_of(repository)
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        return [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]
+
+    def _tree(self, repository: str) -> list[dict[str, object]]:
+        paths = self._files_of(repository)
         return [{"type": "file", "path": path, "size": size, "oid": "0"} for path, size in paths]
 
-    def _file(self, name: str, *, body: bool) -> None:
+    def _file(self, folder: Path, name: str, *, body: bool) -> None:
         hub = self.hub
         if hub.refuse is not None and (not hub.token or self.headers["Authorization"] != f"Bearer {hub.token}"):
             self._say(*hub.refuse)
@@ -86,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self._broken and hub.after_break is not None:
             self._say(hub.after_break, "")
             return
-        data = (hub.folder / name).read_bytes()
+        data = (folder / name).read_bytes()
         headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
         if not body:
             self._send(200, b"", headers | {"Content-Length": str(len(data))})

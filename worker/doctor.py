@@ -35,7 +35,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.text import duration
 from svdq.producer.threads import within
 from svdq.worker.cards import Cards
-from svdq.worker.fit import NUM_VIDEOS, know, to_fetch, ways
+from svdq.worker.fit import NUM_VIDEOS, know, lack_of_disk, to_fetch, ways
 from svdq.worker.launcher.gpus import GPUS_BY_BUS, memory_of_gpus
 
 OLDEST_REDIS = (6, 2)  # oldest server version that supports the commands we use
@@ -171,7 +171,9 @@ def _check_fit(name: str) -> Iterator[Finding]:
     except InputError:
         return
     if fetch := to_fetch(known):
-        yield Finding("download", "ok", fetch)
+        lack = lack_of_disk(known)
+        advice = "free some, or set HF_HOME to a folder on a larger disk" if lack else ""
+        yield Finding("download", "fail" if lack else "ok", ", ".join(filter(None, [fetch, lack])), advice)
     video, cards = known.video(), Cards.here()
     shape = f"{video.width}x{video.height} with {video.num_frames} frames"
     if cards is None:

@@ -4,7 +4,8 @@ For `svdq doctor` and `svdq plan`, without torch, and for published models witho
 """
 
 import math
-from collections.abc import Collection, Iterator
+import shutil
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.families import family_of
-from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, find_file, read_model_file
+from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, find_file, read_model_file, split_hub_file
 from svdq.pipeline.models.model_name import is_model_file
-from svdq.pipeline.models.names.model_names import find_folder
+from svdq.pipeline.models.names.model_names import find_folder, shipped_configs
+from svdq.pipeline.models.names.pull import cache_folder
 from svdq.pipeline.models.needs import Residency, SizedModel, published, sizes_of
+from svdq.pipeline.models.published_files import SIZES
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.weights.model_folder import DTYPES, check_folder
 from svdq.pipeline.planning.capacity import VideoCosts
@@ -31,6 +34,7 @@ BITS = {
     "q8_0": 8.5, "q6_k": 6.57, "q5_k": 5.6, "q5_1": 6, "q5_0": 5.5,
     "q4_k": 4.8, "q4_1": 5, "q4_0": 4.5, "q3_k": 3.9, "q2_k": 3,
 }  # fmt: skip
+CONFIGS_BYTES = 35_000_000  # of a base whose weights are all replaced: configs, and a tokenizer of Gemma
 #: Host memory that pinned weights take, in sizes of their own: torch rounds each tensor up to a power of two.
 #: 44 GB for the 28.6 GB of an expert of 14 billion weights (docs/models.md).
 PINNED = 1.54
@@ -44,19 +48,33 @@ class Way:
     need_bytes: int  # of the rank that needs most
     host_bytes: int  # of host memory, pinned, from which blocks are streamed
     fits: bool
+    approximate: bool  # whether weights are made int8 at load
     in_parts: bool  # whether it fits only if frames are decoded one at a time, or in tiles
     time_s: float | None  # of all videos; None: no time of a step is known
 
 
 def to_fetch(model: SizedModel) -> str:
-    """Return text about the bytes to fetch and to convert; "" if all files are here."""
-    named = f"{count(model.missing_files, 'file')} that the model file names" if model.missing_files else ""
-    if not model.download_bytes:
-        return f"{named} to fetch" if named else ""
+    """Return text about the bytes to fetch and to convert, and about files that are missing; "" if all are here."""
     converted = sum(map(replace(model, kept=False).weights, model.num_weights))
-    is_smaller = model.download_bytes > 1.1 * converted
-    copy = f"; `svdq model convert` makes a copy of {size_text(converted)}" if is_smaller else ""
-    return f"{' and '.join(filter(None, [size_text(model.download_bytes), named]))} to fetch{copy}"
+    is_smaller = not model.stored and model.download_bytes > 1.1 * converted
+    unsized = f"{count(model.unsized_files, 'file')} of unknown size" if model.unsized_files else ""
+    fetched = " and ".join(filter(None, [size_text(model.download_bytes) if model.download_bytes else "", unsized]))
+    parts = [
+        fetched and f"{fetched} to fetch",
+        f"`svdq model convert` makes a copy of {size_text(converted)}" if is_smaller else "",
+        f"{count(model.missing_files, 'file')} that the model file names missing" if model.missing_files else "",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def lack_of_disk(model: SizedModel) -> str:
+    """Say in a clause that the disk has no room for what is to be fetched; "" if it has, or nothing can be fetched."""
+    try:
+        folder = cache_folder()
+    except InputError:
+        return ""
+    free = shutil.disk_usage(folder).free
+    return f"only {size_text(free)} free in {folder}" if free < model.download_bytes else ""
 
 
 def know(name: str) -> SizedModel:
@@ -73,10 +91,10 @@ def know(name: str) -> SizedModel:
     except InputError:
         if model is None or (by_hub := model.published) is None:
             raise
-        missing = [
-            by_hub.num_weights[each] * by_hub.stored[each] for each in by_hub.num_weights if each not in replaced
-        ]
-        model = replace(model, download_bytes=sum(missing))
+        wanted = [each for each in by_hub.num_weights if each not in replaced]
+        wanted_bytes = sum(by_hub.num_weights[each] * by_hub.stored[each] for each in wanted)
+        wanted_bytes += 0 if given is None or shipped_configs(given) else CONFIGS_BYTES
+        model = replace(model, download_bytes=wanted_bytes)
     here = {each: file for each, text in replaced.items() if (file := _file_here(text, Path(name))) is not None}
     layout, dtype = model.layout, model.dtype
     sizes = {each: sizes_of(layout.weights_files(here, each), layout, dtype, each) for each in here}
@@ -91,13 +109,17 @@ def know(name: str) -> SizedModel:
         for each, text in replaced.items()
     }
     as_stored = {each: number for each, number in as_stored.items() if number}
-    named = [*replaced.values(), *(lora.file for lora in given.lora)]
+    named = dict.fromkeys([*replaced.values(), *(lora.file for lora in given.lora)])
+    missing = [file for file in named if _file_here(file, Path(name)) is None]
+    fetched = {file: _bytes_of(file, replaced, model.num_weights) for file in missing if split_hub_file(file)}
     return replace(
         model,
+        download_bytes=model.download_bytes + sum(fetched.values()),
+        unsized_files=sum(not num_bytes for num_bytes in fetched.values()),
+        missing_files=len(missing) - len(fetched),
         facts=model.family.with_model_file(dict(model.facts), given, name),
         stored=as_stored,
         kept=bool(as_stored),
-        missing_files=sum(_file_here(file, Path(name)) is None for file in named),
     )
 
 
@@ -115,6 +137,16 @@ def _file_here(file: str, model_file: Path) -> Path | None:
         return find_file(file, model_file, WEIGHTS_SUFFIXES)
     except InputError:
         return None
+
+
+def _bytes_of(file: str, weights: Mapping[str, str], num_weights: Mapping[str, float]) -> int:
+    """Return the bytes of a file of the hub that is not here, at least about; 0 if they are not known.
+
+    `weights` are the files of a model file by component, and `num_weights` the numbers of weights of each.
+    """
+    if file in SIZES:
+        return SIZES[file]
+    return int(sum(_stored_by_name(file, num_weights.get(each, 0.0)) for each in weights if weights[each] == file))
 
 
 def _stored_by_name(file: str, num_weights: float) -> float:
@@ -151,6 +183,7 @@ def ways(model: SizedModel, video: VideoParameters, cards: Cards, num_videos: in
                     need_bytes=need,
                     host_bytes=round(model.denoisers(residency) * number * PINNED) if candidate.streamed else 0,
                     fits=need <= cards.room_bytes,
+                    approximate=candidate.int8,
                     in_parts=need <= cards.room_bytes < whole,
                     time_s=None if step_s is None else times[residency](number, num_videos),
                 )

@@ -2,12 +2,15 @@
 
 import os
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError, first_error
+from svdq.pipeline.models.comfyui_folders import find_folders
+from svdq.pipeline.models.model_name import preset_or_path
 from svdq.pipeline.toml_file import MAX_BYTES, parse_toml
 
 WEIGHTS_SUFFIXES, LORA_SUFFIXES = (".safetensors", ".gguf"), (".safetensors",)
@@ -20,6 +23,9 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*
 
 #: Schedules of ComfyUI, which `sigmas.py` computes.
 ScheduleName = Literal["simple", "normal", "sgm_uniform", "beta", "linear_quadratic"]
+
+#: Names of weights that say nothing about the model: a file of such a name in ComfyUI's folders may be any.
+_ANY_MODEL = re.compile(r"(diffusion_pytorch_|adapter_)?model\b.*|pytorch_lora_weights.*")
 
 _Sigma = Annotated[float, Field(gt=0, le=1)]
 
@@ -148,25 +154,40 @@ def _relative(name: str, model_file: Path) -> Path:
 
 
 def find_file(name: str, model_file: Path, suffixes: tuple[str, ...]) -> Path:
-    """Return the file that a model file names, a path or `owner/name:file` of the hub; may raise InputError."""
+    """Return the file that a model file names, a path or `owner/name:file` of the hub; may raise InputError.
+
+    A file of the hub is in its cache, or in the folders of ComfyUI under the same name.
+    """
     if not name.endswith(suffixes):
         raise InputError(f"The file {name!r} of a model file is not allowed: it must end in {' or '.join(suffixes)}.")
     if hub := split_hub_file(name):
-        try:
-            from huggingface_hub import try_to_load_from_cache
-
-            found = try_to_load_from_cache(*hub)
-        except (ImportError, ValueError):  # the hub allows fewer names than HUB_ID
-            found = None
-        if not isinstance(found, str):
-            raise InputError(
-                f"The file {name} is not on this machine; fetch it with `svdq model pull` of the model file."
-            )
-        return Path(found)
+        if (found := in_cache(*hub) or in_comfyui(hub[1], model_file)) is None:
+            command = svdq_command("model pull", preset_or_path(model_file))
+            raise InputError(f"The file {name} is not on this machine; fetch it with `{command}`.")
+        return found
     path = _relative(name, model_file)
     if not path.is_file():
         raise InputError(f"There is no file {str(path)!r}, which a model file names; correct its path.")
     return path
+
+
+def in_cache(repository: str, file: str) -> Path | None:
+    """Return a file of the hub as its cache has it; None if it has not."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(repository, file)
+    except (ImportError, ValueError):  # the hub allows fewer names than HUB_ID
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def in_comfyui(file: str, model_file: Path) -> Path | None:
+    """Return the file of the same name in the folders of the ComfyUI around a model file or in the home; None: none."""
+    name = PurePosixPath(file).name
+    if _ANY_MODEL.fullmatch(name):
+        return None
+    return find_folders(None, model_file, in_working_folder=False).find(name)
 
 
 def split_hub_file(name: str) -> tuple[str, str] | None:

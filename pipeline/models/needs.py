@@ -63,7 +63,8 @@ class SizedModel(KnownModel):
     kept: bool = False  # whether they stay so: each layer makes its weight when it uses it
     published: PublishedModel | None = None  # what is known of it without its files
     download_bytes: int = 0  # 0: its files are here
-    missing_files: int = 0  # of those that a model file names, whose sizes are not known
+    unsized_files: int = 0  # files of the hub that are to be fetched, too, and whose sizes are not known
+    missing_files: int = 0  # paths that a model file names, and at which nothing is
 
     @classmethod
     def of(cls, model: ResolvedModel, dtype: str, compute: ComputeOptions = DEFAULTS) -> "SizedModel":

@@ -1,13 +1,16 @@
 """`svdq plan` as a user runs it: models that are not here, model files, shapes, wrong input."""
 
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from svdq.cli.main import cli, run
+from svdq.pipeline.models.model_name import PRESETS
 from svdq.worker.cards import Cards
 from tests.conftest import Cli
 
@@ -26,6 +29,18 @@ def test_memory_and_disk_of_a_model_are_known_before_it_is_fetched(home: Path) -
     # 40 steps of 30.5 s, an encode of 0.3 steps and a decode of 0.5, 300 times, and 5% of loading.
     assert ["svdq worker --experts rounds --approximate int8", "19.8 GB", "-", "yes", "108 h"] in rows
     assert ["svdq worker --experts rounds --offload blocks", "12.4 GB", "44.0 GB", "yes", "108 h"] in rows
+
+
+def test_a_disk_without_room_for_what_is_to_be_fetched_is_said(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=58 * 10**9, total=10**12))
+    assert any(row[0].startswith("The disk has only 58.0 GB free in ") for row in rows_about(A14B, "--gpus", "1x24"))
+    assert not any("The disk" in row[0] for row in rows_about("wan2.2-4step", "--gpus", "1x24"))
+    for model, level in ((A14B, "fail"), ("wan2.2-4step", "ok")):
+        run(["doctor", "--model", model])
+        [line] = [line for line in capsys.readouterr().out.splitlines() if " download " in line]
+        assert (line.split()[0], "only 58.0 GB free in" in line) == (level, level == "fail")
 
 
 def test_skipped_steps_take_no_time_and_some_memory(home: Path) -> None:
@@ -52,12 +67,10 @@ def test_a_step_cache_that_cannot_be_is_a_sentence(svdq: Cli, model: str, value:
 
 
 def test_a_model_file_changes_the_steps_and_the_guidance(home: Path) -> None:
-    file = str(Path(__file__).parents[2] / "pipeline/models/presets/wan2.2-4step.toml")
+    file = PRESETS["wan2.2-4step-bf16"]
     rows = rows_about(file, "--gpus", "2x24", "--videos", "100")
     assert [f"{file}: 832x480, 81 frames, 4 steps."] in rows
-    assert [
-        "126.2 GB and 2 files that the model file names to fetch; `svdq model convert` makes a copy of 69.0 GB."
-    ] in rows
+    assert ["127.6 GB to fetch; `svdq model convert` makes a copy of 69.0 GB."] in rows
     command = "svdq worker --groups 2 --ranks 1 --experts rounds --approximate int8"
     assert [command, "19.8 GB", "-", "yes", "75 min"] in rows
     assert rows_about(file, "--gpus", "1x32")[-1][0].startswith("No time of a step on such a GPU is known")

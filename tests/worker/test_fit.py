@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from svdq.cli.main import cli
 from svdq.cli.worker import divide
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import size_text
+from svdq.pipeline.models.model_name import PRESETS
 from svdq.producer.text import duration
 from svdq.worker.cards import Cards
 from svdq.worker.config import RankConfig
@@ -18,7 +20,7 @@ from svdq.worker.fit import NUM_VIDEOS, know, to_fetch, ways
 from svdq.worker.launcher.launcher import LaunchOptions
 
 ROOT = Path(__file__).parents[2]
-FOUR_STEPS = str(ROOT / "pipeline/models/presets/wan2.2-4step.toml")
+FOUR_STEPS = PRESETS["wan2.2-4step-bf16"]
 A14B, TI2V = "Wan-AI/Wan2.2-I2V-A14B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
 SVD = "stabilityai/stable-video-diffusion-img2vid-xt"
 LTX = "diffusers/LTX-2.3-Distilled-Diffusers"
@@ -97,6 +99,7 @@ def test_the_example_of_the_page_is_what_svdq_plan_prints(home: Path, monkeypatc
     page = (ROOT / "docs/gpus.md").read_text(encoding="utf-8")
     command, output = page.partition("```console\n$ svdq ")[2].partition("```")[0].split("\n", 1)
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))
     result = CliRunner().invoke(cli, command.split(), catch_exceptions=False)
     assert [line.rstrip() for line in result.stdout.splitlines()] == output.splitlines()
 
@@ -111,8 +114,28 @@ def test_a_folder_is_known_by_the_headers_of_its_files(tiny_wan: Path, tmp_path:
     model_file = tmp_path / "mine.toml"
     model_file.write_text(f'base = "{tiny_wan}"\n[[lora]]\nfile = "no.safetensors"\ncomponent = "transformer"\n')
     changed = know(str(model_file))
-    assert to_fetch(changed) == "1 file that the model file names to fetch"
+    assert to_fetch(changed) == "1 file that the model file names missing"
     assert replace(changed, name=known.name, missing_files=0) == known
+
+
+def test_files_that_a_model_file_names_count_once_by_what_is_known_of_their_sizes(tmp_path: Path) -> None:
+    """Of files of the hub the bytes, as far as their names say them; paths that are not there are missing."""
+    whole, audio = "someone/ltx:whole-fp8.safetensors", "audio.safetensors"
+    (tmp_path / "mine.toml").write_text(
+        f'base = "{LTX}"\n[weights]\ntransformer = "{whole}"\nconnectors = "{whole}"\n'
+        f'audio_vae = "{audio}"\nvocoder = "{audio}"\nvae = "someone/ltx:some-vae.safetensors"\n'
+        '[[lora]]\nfile = "someone/ltx:style.safetensors"\ncomponent = "transformer"\n'
+    )
+    known, base = know(str(tmp_path / "mine.toml")), know(LTX)
+    wanted = ("text_encoder", "latent_upsampler")
+    of_base = sum(base.num_weights[each] * 2 for each in wanted)
+    of_files = base.num_weights["transformer"] + base.num_weights["connectors"]
+    assert known.download_bytes == pytest.approx(of_base + of_files, rel=0.01)
+    assert (known.unsized_files, known.missing_files) == (2, 1)
+    assert to_fetch(known) == (
+        f"{size_text(known.download_bytes)} and 2 files of unknown size to fetch; "
+        "1 file that the model file names missing"
+    )
 
 
 def test_the_defaults_of_a_model_file_count_for_its_usual_video(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from svdq.pipeline.command_line import arguments_of, joined, variable
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.folders import Folders, split_photo
 from svdq.pipeline.models.comfyui.model_chain import UNREAD
 from svdq.pipeline.models.comfyui.recipe import Recipe
+from svdq.pipeline.models.comfyui_folders import Folders, split_photo
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.model_file import LORA_SUFFIXES, WEIGHTS_SUFFIXES, ModelFile

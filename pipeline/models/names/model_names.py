@@ -27,7 +27,7 @@ from svdq.pipeline.models.model_file import (
     find_file,
     read_model_file,
 )
-from svdq.pipeline.models.model_name import PRESETS, has_weights, is_model_file
+from svdq.pipeline.models.model_name import FORMERLY, PRESETS, has_weights, is_model_file, preset_or_path
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel, Timings
 from svdq.pipeline.models.weights.model_folder import (
     DTYPES,
@@ -100,7 +100,7 @@ def find_base(given: ModelFile, path: Path) -> Path:
         if (shipped := configs_of(given, path)) is not None:
             return shipped
         split_id(given.base)
-        name = path.stem if PRESETS.get(path.stem) == str(path) else str(path)
+        name = preset_or_path(path)
         raise InputError(
             f"The model {given.base} is not on this machine, and the model file {name!r} needs some of it; fetch that "
             f"with `{svdq_command('model pull', name)}`."
@@ -109,14 +109,21 @@ def find_base(given: ModelFile, path: Path) -> Path:
 
 def configs_of(given: ModelFile, path: Path) -> Path | None:
     """Return svdq's configs of a base if a model file needs no more of it: weights and tokenizer are all in files."""
+    folder = shipped_configs(given)
+    if folder is None:
+        return None
+    return folder if has_tokenizer(find_file(given.weights["text_encoder"], path, WEIGHTS_SUFFIXES)) else None
+
+
+def shipped_configs(given: ModelFile) -> Path | None:
+    """Return svdq's configs of a base all of whose weights a model file replaces; None if it has none, or not all."""
     folder = CONFIGS / given.base
     if not (folder / INDEX).is_file():
         return None
     _, layout = family_of(folder, given.base)
     index = read_json(folder, INDEX, given.base)
-    if any(class_in(index, each) is not None and each not in given.weights for each in layout.weighted):
-        return None
-    return folder if has_tokenizer(find_file(given.weights["text_encoder"], path, WEIGHTS_SUFFIXES)) else None
+    is_whole = all(each in given.weights for each in layout.weighted if class_in(index, each) is not None)
+    return folder if is_whole else None
 
 
 def _cached(name: str) -> Path | None:
@@ -171,6 +178,34 @@ def resolve(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> R
         return ResolvedModel(name=name)
     if not has_weights(name):
         return ResolvedModel(name=name, timings=timings_of(name))
+    try:
+        return _resolve(name, on_gpus, dtype)
+    except InputError as error:
+        if former := what_it_was(name):
+            raise InputError(f"{error} {former}") from error
+        raise
+
+
+def what_it_was(name: str) -> str:
+    """Say in a sentence which preset is what another one was, if its files are on this machine; else "".
+
+    They show that the name was used, and that jobs may wait for what it meant.
+    """
+    former = FORMERLY.get(Path(name).stem)
+    if former is None or PRESETS[Path(name).stem] != name:
+        return ""
+    try:
+        path = Path(PRESETS[former])
+        given = read_model_file(path)
+        find_base(given, path)
+        for lora in given.lora:
+            find_file(lora.file, path, LORA_SUFFIXES)
+    except InputError:
+        return ""
+    return f"What {Path(name).stem} was before is the preset {former} now, whose files are on this machine, too."
+
+
+def _resolve(name: str, on_gpus: bool | None, dtype: str) -> ResolvedModel:
     given = read_model_file(Path(name)) if is_model_file(name) else None
     folder = find_folder(name) if given is None else find_base(given, Path(name))
     family, layout = family_of(folder, name)

@@ -1,7 +1,9 @@
 """Fetches from the hub into its cache the files of a model that svdq reads, or a model file names. Without torch."""
 
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -9,32 +11,70 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.family import FolderLayout
-from svdq.pipeline.models.model_file import LORA_SUFFIXES, WEIGHTS_SUFFIXES, find_file, read_model_file, split_hub_file
-from svdq.pipeline.models.names.model_names import INDEX, configs_of, split_id
+from svdq.pipeline.models.model_file import (
+    LORA_SUFFIXES,
+    WEIGHTS_SUFFIXES,
+    find_file,
+    in_cache,
+    in_comfyui,
+    read_model_file,
+    split_hub_file,
+)
+from svdq.pipeline.models.names.model_names import INDEX, configs_of, shipped_configs, split_id
 from svdq.pipeline.models.weights.model_folder import class_in, is_half, read_json, weight_files
 
 _TIMEOUT_S = 30.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """The files that are wanted of a repository of the hub."""
+
+    repository: str
+    revision: str | None
+    commit: str
+    folder: Path  # of this commit in the hub's cache
+    sizes: Mapping[str, int]  # bytes of each file
+    missing: tuple[str, ...]  # the files that are not on this machine
+
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes of the files that are not on this machine."""
+        return sum(self.sizes[file] for file in self.missing)
+
+
 def pull_model_file(path: Path, variant: Literal["fp16", "full"], announce: Callable[[str], object]) -> None:
-    """Fetch what a model file names on the hub, and nothing of the base that it replaces; raises as `pull`."""
+    """Fetch what a model file names on the hub, and nothing of the base that it replaces; raises as `pull`.
+
+    Files that are in ComfyUI's folders under the same name, and of the size on the hub, are not fetched.
+    """
+    downloads = downloads_of(path, variant)
+    _announce(path.stem, downloads, announce)
+    for each in downloads:
+        _fetch(each)
+    given = read_model_file(path)
+    # The text encoder's file is here now, and may lack the tokenizer.
+    if shipped_configs(given) is not None and configs_of(given, path) is None:
+        pull(given.base, variant, announce, replaced=given.weights)
+
+
+def downloads_of(path: Path, variant: Literal["fp16", "full"]) -> list[Download]:
+    """Return what a model file names on the hub, and what it needs of the base, by asking the hub; raises as `pull`."""
     given = read_model_file(path)
     files: dict[str, tuple[str, ...]] = dict.fromkeys(given.weights.values(), WEIGHTS_SUFFIXES)
     files |= dict.fromkeys([lora.file for lora in given.lora], LORA_SUFFIXES)
-    for name, suffixes in files.items():  # before gigabytes are fetched in vain
-        if split_hub_file(name) is None:
-            find_file(name, path, suffixes)
-    is_hub_file = any(map(split_hub_file, given.weights.values()))  # which may not be here yet
-    if not Path(given.base).expanduser().is_dir() and (is_hub_file or configs_of(given, path) is None):
-        pull(given.base, variant, announce, replaced=given.weights)
-    for name in files:
+    of_hub: dict[str, list[str]] = {}
+    for name, suffixes in files.items():
         if hub := split_hub_file(name):
-            try:
-                from huggingface_hub import hf_hub_download
-
-                hf_hub_download(*hub)
-            except Exception as error:
-                raise _explain(hub[0], error) from error
+            of_hub.setdefault(hub[0], []).append(hub[1])
+        else:  # before gigabytes are fetched in vain
+            find_file(name, path, suffixes)
+    found = []
+    if not Path(given.base).expanduser().is_dir():
+        # A text encoder's file that is not here yet probably has the tokenizer inside.
+        is_base_needed = configs_of(given, path) is None if not of_hub else shipped_configs(given) is None
+        found += [_find_model(given.base, variant, given.weights)] if is_base_needed else []
+    return found + [_find_files(repository, names, path) for repository, names in of_hub.items()]
 
 
 def pull(
@@ -46,11 +86,19 @@ def pull(
     `announce` is called with a sentence about the sizes before. Raises UnavailableError if a later try may succeed, and
     InputError for all else: a model that is not there or not supported, or a disk without room.
     """
-    repository, revision = split_id(name)
-    if Path(name).exists():
-        raise InputError(
-            f"{name!r} is a folder here, which svdq uses as it is; pull in another directory to fetch the hub's model."
-        )
+    found = _find_model(name, variant, replaced)
+    _announce(name, [found], announce)
+    _fetch(found)
+    return found.folder
+
+
+def cache_folder() -> Path:
+    """Return the folder of the hub's cache, or its nearest parent that exists; raises InputError without the client."""
+    cache = Path(_client().constants.HF_HUB_CACHE)
+    return next(each for each in (cache, *cache.absolute().parents) if each.is_dir())
+
+
+def _client() -> Any:
     try:
         import huggingface_hub as client
         import huggingface_hub.utils.logging as client_logging
@@ -60,44 +108,114 @@ def pull(
         ) from error
     # Its own advice (tokens, symbolic links, retries) would mix with our output.
     client_logging.set_verbosity_error()
+    return client
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Raise an error of the hub's client in a block as one of ours, about a repository, perhaps at a revision."""
     try:
-        cache = client.constants.HF_HUB_CACHE
-        found = client.HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
-        # By its commit, so that the cache does not find the model before it is complete.
-        place = Path(client.hf_hub_download(repository, INDEX, revision=found.sha)).parent
-        layout = family_of(place, name)[1]
-        on_hub = {sibling.rfilename: int(sibling.size or 0) for sibling in found.siblings or []}
-
-        def parts_in(index: str) -> set[str]:
-            """Fetch the index of a component's parts and return their names: others may lie beside them."""
-            client.hf_hub_download(repository, index, revision=found.sha)
-            parts = read_json(place, index, name).get("weight_map")
-            return {*parts.values()} if isinstance(parts, dict) else set()
-
-        chosen = _choose(on_hub, variant, layout, read_json(place, INDEX, name), replaced, parts_in)
-        sizes = {file: on_hub[file] for file in chosen}
-        missing = [file for file in sizes if not _has_size(place / file, sizes[file])]
-        needed, free = sum(sizes[file] for file in missing), shutil.disk_usage(place).free
-        if free < needed:
-            raise InputError(
-                f"The model {name} takes {size_text(needed)}, and {cache} has {size_text(free)} free; free some, or "
-                "set HF_HOME to a folder on a larger disk."
-            )
-        fetched = "half precision" if any(map(is_half, sizes)) else "full"
-        announce(
-            f"{name}: {len(sizes)} files, {fetched} weights; {size_text(needed)} to fetch, {size_text(free)} free."
-        )
-        for file in missing:
-            (place / file).resolve().unlink(missing_ok=True)  # one of another size, which would be kept
-        client.snapshot_download(repository, revision=found.sha, allow_patterns=list(sizes))
-        if not all(_has_size(place / file, size) for file, size in sizes.items()):
-            raise UnavailableError(f"The hub did not send all files of {name}; pull it again: complete files are kept.")
-        client.hf_hub_download(repository, INDEX, revision=revision)
+        yield
     except SvdqError:
         raise
     except Exception as error:
         raise _explain(name, error) from error
-    return place
+
+
+def _find_model(name: str, variant: str, replaced: Collection[str]) -> Download:
+    """Ask the hub for the files of a model that svdq reads; fetch its index, and those of weights in parts."""
+    repository, revision = split_id(name)
+    if Path(name).exists():
+        raise InputError(
+            f"{name!r} is a folder here, which svdq uses as it is; pull in another directory to fetch the hub's model."
+        )
+    client = _client()
+    with _explained(name):
+        commit, on_hub = _listing(client, repository, revision)
+        # By its commit, so that the cache does not find the model before it is complete.
+        folder = Path(client.hf_hub_download(repository, INDEX, revision=commit)).parent
+        layout = family_of(folder, name)[1]
+
+        def parts_in(index: str) -> set[str]:
+            """Fetch the index of a component's parts and return their names: others may lie beside them."""
+            client.hf_hub_download(repository, index, revision=commit)
+            parts = read_json(folder, index, name).get("weight_map")
+            return {*parts.values()} if isinstance(parts, dict) else set()
+
+        chosen = _choose(on_hub, variant, layout, read_json(folder, INDEX, name), replaced, parts_in)
+        return Download(
+            repository=repository,
+            revision=revision,
+            commit=commit,
+            folder=folder,
+            sizes={file: on_hub[file] for file in chosen},
+            missing=tuple(file for file in chosen if not _has_size(folder / file, on_hub[file])),
+        )
+
+
+def _find_files(repository: str, files: Collection[str], path: Path) -> Download:
+    """Ask the hub for the sizes of files that a model file names."""
+    client = _client()
+    with _explained(repository):
+        commit, on_hub = _listing(client, repository, None)
+    if absent := [file for file in files if file not in on_hub]:
+        raise InputError(
+            f"The hub's {repository} has no file {absent[0]}, which the model file {path.stem!r} names; correct it."
+        )
+
+    def is_here(file: str) -> bool:
+        found = in_cache(repository, file) or in_comfyui(file, path)
+        return found is not None and _has_size(found, on_hub[file])
+
+    place = Path(client.constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}", "snapshots", commit)
+    return Download(
+        repository=repository,
+        revision=None,
+        commit=commit,
+        folder=place,
+        sizes={file: on_hub[file] for file in files},
+        missing=tuple(file for file in files if not is_here(file)),
+    )
+
+
+def _listing(client: Any, repository: str, revision: str | None) -> tuple[str, dict[str, int]]:
+    """Return the commit of a revision, and the bytes of its files."""
+    found = client.HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+    return found.sha, {sibling.rfilename: int(sibling.size or 0) for sibling in found.siblings or []}
+
+
+def _announce(name: str, downloads: Sequence[Download], announce: Callable[[str], object]) -> None:
+    """Say how much of a model is to be fetched; raises InputError if the disk has no room for it."""
+    cache, needed = cache_folder(), sum(each.missing_bytes for each in downloads)
+    free = shutil.disk_usage(cache).free
+    if free < needed:
+        raise InputError(
+            f"The model {name} takes {size_text(needed)}, and {_client().constants.HF_HUB_CACHE} has {size_text(free)} "
+            "free; free some, or set HF_HOME to a folder on a larger disk."
+        )
+    number, missing = (sum(map(len, each)) for each in zip(*((d.sizes, d.missing) for d in downloads), strict=True))
+    what = f"{missing} of {number} files to fetch, {size_text(needed)}" if missing else f"all {number} files are here"
+    half = ", half precision weights" * any(is_half(file) for each in downloads for file in each.sizes)
+    announce(f"{name}: {what}{half}; {size_text(free)} free.")
+
+
+def _fetch(download: Download) -> None:
+    """Fetch the missing files; raises as `pull`."""
+    client, repository = _client(), download.repository
+    name = f"{repository}@{download.revision}" if download.revision else repository
+    with _explained(name):
+        for file in download.missing:
+            # One of another size would be kept.
+            for place in (download.folder / file, in_cache(repository, file)):
+                if place is not None:
+                    place.resolve().unlink(missing_ok=True)
+        if download.missing:
+            client.snapshot_download(repository, revision=download.commit, allow_patterns=list(download.missing))
+        if not all(_has_size(download.folder / file, download.sizes[file]) for file in download.missing):
+            raise UnavailableError(f"The hub did not send all files of {name}; pull it again: complete files are kept.")
+        # From now on the cache finds these files by the revision.
+        for file in [INDEX] if INDEX in download.sizes else download.missing:
+            client.hf_hub_download(repository, file, revision=download.revision)
 
 
 def _has_size(file: Path, size: int) -> bool:
@@ -133,7 +251,7 @@ def _explain(name: str, error: Exception) -> SvdqError:
     import huggingface_hub as client
     from huggingface_hub import constants, errors
 
-    repository, revision = split_id(name)
+    repository, _, revision = name.partition("@")
     page, cache = f"{constants.ENDPOINT}/{repository}", constants.HF_HUB_CACHE
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         # A request failed, and the cache does not have the file either.

@@ -15,6 +15,7 @@ from typing import Any
 from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError, how_to_install, reason_of
 from svdq.pipeline.models.family import FileNames, FolderLayout
+from svdq.pipeline.models.model_name import is_model_file, preset_or_path
 from svdq.pipeline.models.weights.comfy_quant import NOTE, SCALES, SECOND, marks_of, scale_keys
 from svdq.pipeline.models.weights.gguf_file import open_gguf
 from svdq.pipeline.models.weights.safetensors_file import SafetensorsFile
@@ -41,7 +42,8 @@ NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", SENTENCEPIECE, NOTE, *
 def _fetch_again(folder: Path, name: str, otherwise: str) -> str:
     """Return how to complete a model in the hub's cache, as a clause; for any other folder `otherwise`."""
     is_cached = folder.parent.name == "snapshots" and folder != Path(name)
-    return f"fetch it again with `{svdq_command('model pull', name)}`" if is_cached else otherwise
+    given = preset_or_path(Path(name)) if is_model_file(name) else name
+    return f"fetch it again with `{svdq_command('model pull', given)}`" if is_cached else otherwise
 
 
 def read_json(folder: Path, file: str, name: str) -> dict[str, Any]:

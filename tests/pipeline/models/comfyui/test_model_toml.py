@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.folders import find_folders
 from svdq.pipeline.models.comfyui.model_toml import about_bytes
 from svdq.pipeline.models.comfyui.workflow import read_workflow
+from svdq.pipeline.models.comfyui_folders import find_folders
 from tests.pipeline.models.comfyui.workflows import TEMPLATES, read, two_experts, written
 
 

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from svdq.pipeline.models.comfyui.folders import Folders
 from svdq.pipeline.models.comfyui.model_toml import Imported, to_model_file
 from svdq.pipeline.models.comfyui.recipe import Recipe, read_recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow
+from svdq.pipeline.models.comfyui_folders import Folders
 from svdq.pipeline.models.families import FAMILIES
 
 TEMPLATES = Path(str(importlib.resources.files("comfyui_workflow_templates_json"))) / "templates"

@@ -64,7 +64,10 @@ def test_a_name_that_is_no_model(name):
         ("Lightricks/LTX-2.3", "has the authors' own files; give diffusers/LTX-2.3-Distilled-Diffusers"),
         ("Lightricks/LTX-2.5", "has the authors' own files; give Lightricks/LTX-2.5-Diffusers"),
         ("someone/LTX-2.3", "The model someone/LTX-2.3 is not on this machine"),
-        (PRESETS["wan2.2-4step"], "model file 'wan2.2-4step' needs some of it; .* `svdq model pull wan2.2-4step`"),
+        (
+            PRESETS["wan2.2-4step-bf16"],
+            "file 'wan2.2-4step-bf16' needs some of it; .* `svdq model pull wan2.2-4step-bf16`",
+        ),
     ],
 )
 def test_a_name_that_is_nearly_a_model(hub_cache, name, says):

@@ -49,6 +49,12 @@ class Folders:
         tails = [_num_equal(file.parts, inside.parts) for file in found]
         return [file for file, tail in zip(found, tails, strict=True) if tail == max(tails)]
 
+    def find(self, name: str) -> Path | None:
+        """Return a file by its name alone, of whatever kind; None if it is in no folder."""
+        there = list(dict.fromkeys(each for kind in ("", *_KINDS) for each in self._of(kind)))
+        found = next((folder / name for folder in there if (folder / name).is_file()), None)
+        return found or next((files[name][0] for files in map(self._files_of, there) if name in files), None)
+
     def _files_of(self, folder: Path) -> Mapping[str, Sequence[Path]]:
         """Return all files below a folder by their names."""
         if folder not in self._listed:
@@ -102,14 +108,18 @@ def _relative(name: str) -> PurePosixPath:
     return PurePosixPath(*parts or ["_"])
 
 
-def find_folders(given: Path | None, workflow: Path) -> Folders:
-    """Return the folders of the ComfyUI in a given folder, around a workflow, or in the home; may raise InputError."""
+def find_folders(given: Path | None, file: Path, *, in_working_folder: bool = True) -> Folders:
+    """Return the folders of the ComfyUI in a given folder, around a file, in the home, or in the working folder.
+
+    May raise InputError.
+    """
     if given is not None:
         if not given.is_dir():
             raise InputError(f"There is no folder {str(given)!r}; give ComfyUI's, or its models folder.")
         models: Path | None = given / "models" if (given / "models").is_dir() else given
     else:
-        around = [*workflow.absolute().parents, Path(os.path.expanduser("~/ComfyUI")), Path("ComfyUI").absolute()]
+        around = [*file.absolute().parents, Path(os.path.expanduser("~/ComfyUI"))]
+        around += [Path("ComfyUI").absolute()] * in_working_folder
         found = (each / "models" for each in around)
         models = next((each for each in found if any((each / name).is_dir() for name in _DENOISERS[:2])), None)
     if models is None:

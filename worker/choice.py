@@ -1,0 +1,59 @@
+"""Chooses the preset for some GPUs, and says which cards a model fits."""
+
+from dataclasses import dataclass
+
+from svdq.pipeline.models.model_name import PRESETS
+from svdq.pipeline.models.needs import SizedModel
+from svdq.worker.cards import KNOWN_CARDS, Cards
+from svdq.worker.fit import NUM_VIDEOS, Way, know, ways
+
+#: Presets, the shape of their videos (None: the usual one) and whether experts are streamed from host memory, in the
+#: order in which they are tried: the best weights of the best model first.
+TRIED = (
+    ("wan2.2-4step-bf16", None, False),
+    ("wan2.2-4step", None, False),
+    ("wan2.2-4step-q4", None, False),
+    ("wan2.2-4step-q4", None, True),
+    ("wan2.2-4step-q4", "640x352x81", False),
+    ("wan2.2-4step-q4", "640x352x81", True),
+    ("svd-xt", None, False),
+    ("svd-xt", "576x320x14", False),
+)
+HOST_RESERVE_BYTES = 8 * 10**9  # of host memory, for everything but streamed weights
+#: Memory of usual cards in GB, from the smallest.
+CARDS_GB = (8, *sorted({gigabytes for _, gigabytes in KNOWN_CARDS.values()}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A preset, and how to run it on some GPUs."""
+
+    preset: str
+    model: SizedModel  # what is to be fetched of it, among others
+    way: Way  # the command of the worker, and the time of `NUM_VIDEOS` videos
+    shape: str | None  # of the largest videos that fit, such as 640x352x81; None: the model's usual ones
+
+
+def best_preset(cards: Cards, host_bytes: int) -> Choice | None:
+    """Return the best preset for GPUs in a machine with so much host memory; None if none fits."""
+    for preset, shape, streamed in TRIED:
+        model = know(PRESETS[preset])
+        way = _exact_way(model, cards, shape, streamed=streamed)
+        if way is not None and way.host_bytes + HOST_RESERVE_BYTES * streamed <= host_bytes:
+            return Choice(preset=preset, model=model, way=way, shape=shape)
+    return None
+
+
+def smallest_card_gb(model: SizedModel, *, streamed: bool = False) -> int | None:
+    """Return the memory in GB of the smallest usual card that a model's usual video fits; None if none is enough."""
+    cards = (Cards(number=1, total_bytes=gigabytes * 2**30) for gigabytes in CARDS_GB)
+    found = (each for each in cards if _exact_way(model, each, None, streamed=streamed))
+    card = next(found, None)
+    return None if card is None else card.total_bytes // 2**30
+
+
+def _exact_way(model: SizedModel, cards: Cards, shape: str | None, *, streamed: bool) -> Way | None:
+    """Return the best way to run a model that fits and is not approximate, streamed or not; None if there is none."""
+    step = cards.step_of(model.published)
+    found = ways(model, model.video(shape), cards, NUM_VIDEOS, step.step_s if step else None)
+    return next((way for way in found if way.fits and not way.approximate and bool(way.host_bytes) == streamed), None)
