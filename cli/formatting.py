@@ -1,7 +1,8 @@
 """Formats jobs, times and tables, and prints lines that cannot control the terminal."""
 
 import json
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ def named(name: str, link: str) -> str:
     return f"{name} (link {link})" if link else name
 
 
+MAX_NAME = 40  # columns of a terminal that a name takes in a table
 PROMPT_LENGTH = 60  # characters of a prompt where it is not shown whole
 
 
@@ -130,8 +132,45 @@ def words(value: object) -> str:
     return ", ".join(map(words, value)) if isinstance(value, list) else str(value)
 
 
-def table(rows: Sequence[Sequence[object]]) -> list[str]:
-    """Align rows of cells into columns."""
+def table(
+    rows: Sequence[Sequence[object]],
+    *,
+    right: Collection[int] = (),
+    flexible: int | None = None,
+    width: int | None = None,
+) -> list[str]:
+    """Align rows of cells into columns, those of `right` to the right.
+
+    The cells of the flexible column are cut at MAX_NAME, and to fit into a `width`; then the lines are.
+    """
     cells = [[printable(str(cell)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    widths = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
+    if flexible is not None:
+        header = cell_width(cells[0][flexible])
+        over = 0 if width is None else max(0, sum(widths) + 2 * (len(widths) - 1) - width)
+        widths[flexible] = max(header, min(widths[flexible] - over, MAX_NAME))
+        for row in cells:
+            row[flexible] = cut(row[flexible], widths[flexible])
+
+    def padded(column: int, cell: str) -> str:
+        blank = " " * (widths[column] - cell_width(cell))
+        return blank + cell if column in right else cell + blank
+
+    lines = ["  ".join(padded(column, cell) for column, cell in enumerate(row)).rstrip() for row in cells]
+    return lines if width is None else [cut(line, width) for line in lines]
+
+
+def cell_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes: letters of East Asia take two, accents of their own none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "FW") for each in text)
+
+
+def cut(text: str, width: int) -> str:
+    """Cut a text that takes more columns of a terminal, with an ellipsis at its end."""
+    if cell_width(text) <= width:
+        return text
+    while text and cell_width(text) >= width:
+        text = text[:-1]
+    return f"{text}…"

@@ -1,30 +1,26 @@
-"""`svdq status`, `list`, `logs` and `top`: show jobs, queues and ranks."""
+"""`svdq status`, `list` and `logs`: show jobs, queues and ranks."""
 
-import contextlib
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from select import select as wait_readable
+from collections.abc import Iterator
 
 import click
 import redis
 
 from svdq.cli.formatting import describe, echo, echo_json, outage_of
 from svdq.cli.option_types import json_option, selection_options, with_connection
+from svdq.cli.view import lines_of
 from svdq.producer.job_log import LogEntry, read_log
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import read_several_owners
 from svdq.producer.status.selection import Selection, complete_ids, select
 from svdq.producer.status.selection import list_jobs as newest_jobs
-from svdq.producer.status.snapshot import Snapshot, estimate, take
+from svdq.producer.status.snapshot import estimate, take
 from svdq.producer.text import rfc3339
 from svdq.producer.together import ask_one
 
 POLL_S = 0.5  # seconds between polls for new log entries
-INTERVAL_S = 1.0  # seconds between two refreshes of `svdq top`; ranks report about once a second
 LAST_ENTRIES_S = 3.0  # seconds after the end of a job in which its last log entries may still arrive
 
 
@@ -57,8 +53,6 @@ def status(connection: redis.Redis, job_ids: tuple[str, ...], as_json: bool) -> 
 
 def print_snapshot(connection: redis.Redis, as_json: bool) -> None:
     """Print the state of all queues, ranks and videos in flight."""
-    from svdq.cli.view import lines_of  # rich takes a tenth of the time of a command
-
     snapshot = take(connection)
     echo_json(snapshot.as_json()) if as_json else echo(*lines_of(snapshot))
 
@@ -148,71 +142,3 @@ def _lines(entry: LogEntry) -> list[str]:
     first, *more = entry.text.splitlines() or [""]
     head = f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}  {entry.host} rank {entry.rank}  {entry.level}  {first}"
     return [head, *(f"    {line}" for line in more)]
-
-
-@click.command()
-@json_option()
-@with_connection
-def top(connection: redis.Redis, as_json: bool) -> None:
-    """Watch the queues, every rank, and the videos in flight as they move through the ranks.
-
-    It runs until you press q or Ctrl-C. With --json or without a terminal it prints the state once, as `svdq status`.
-
-    \b
-    Examples:
-      svdq top
-    """
-    from rich.console import Console
-    from rich.live import Live
-
-    from svdq.cli.view import draw
-
-    console = Console()
-    if as_json or not sys.stdout.isatty() or console.is_dumb_terminal:
-        print_snapshot(connection, as_json)
-        return
-    # Like Ctrl-C, so that the terminal is restored.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Suspending would leave the shell on our screen.
-    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-    with _keys() as is_quit_within, Live(console=console, screen=True, auto_refresh=False) as live:
-        for snapshot, outage in _snapshots(connection):
-            live.update(draw(snapshot, console.options, outage=outage, is_live=True), refresh=True)
-            if is_quit_within(INTERVAL_S):
-                return
-
-
-def _snapshots(connection: redis.Redis) -> Iterator[tuple[Snapshot, str]]:
-    """Yield snapshots without end; while Redis does not answer, the last one and a sentence that says so."""
-    snapshot, outage = take(connection), ""
-    while True:
-        yield snapshot, outage
-        try:
-            snapshot, outage = take(connection), ""
-        except (redis.ConnectionError, redis.TimeoutError):
-            outage = outage_of(snapshot.at)
-
-
-@contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float], bool]]:
-    """Read keys without echo; yield a function that waits some seconds for a key and returns whether it is q."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        yield lambda seconds: bool(wait_readable([], [], [], seconds)[0])  # sleeps
-        return
-    import termios
-    import tty
-
-    fd = sys.stdin.fileno()
-
-    def is_quit_within(seconds: float) -> bool:
-        if not wait_readable([fd], [], [], seconds)[0]:
-            return False
-        pressed = os.read(fd, 1024)
-        return not pressed or b"q" in pressed  # nothing: the terminal is gone
-
-    before = termios.tcgetattr(fd)
-    tty.setcbreak(fd)
-    try:
-        yield is_quit_within
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -32,7 +32,7 @@ SECTIONS = {
         "status": ("svdq.cli.jobs:status", "Show queues, workers and jobs in flight, or single jobs."),
         "list": ("svdq.cli.jobs:list_jobs", "List the newest jobs."),
         "wait": ("svdq.cli.wait:wait", "Wait for jobs and print the paths of their videos."),
-        "top": ("svdq.cli.jobs:top", "Watch queues, ranks and videos in flight."),
+        "top": ("svdq.cli.top:top", "Watch queues, ranks and videos in flight."),
         "logs": ("svdq.cli.jobs:logs", "Show what workers logged about a job."),
         "report": ("svdq.cli.results:report", "Summarize a run."),
     },

@@ -1,56 +1,75 @@
-"""Draws a snapshot with rich: queues, ranks and videos in flight. `svdq status` prints it, `svdq top` repeats it."""
+"""Composes what `svdq status` and `svdq top` show of a snapshot: queues, ranks and videos in flight."""
 
 import itertools
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
-from rich.console import Console, ConsoleOptions, RenderableType, group
-from rich.table import Table
-from rich.text import Text
-
-from svdq.cli.formatting import clock, condition_sentence, describe, sentence_of_workers
+from svdq.cli.formatting import clock, condition_sentence, describe, sentence_of_workers, table
 from svdq.producer.keys import STATUSES
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import GroupStatus, RankStatus
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.text import count, duration, pace, printable
 
-Cell = str | Text
+Styled = tuple[str, str]  # a text, and its style as rich names it; "" for none
+Line = tuple[Styled, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table without lines."""
+
+    headers: Sequence[Line]
+    rows: Sequence[Sequence[Line]]
+    right: Sequence[int] = ()  # the columns that are aligned to the right
+    flexible: int | None = None  # the column that shrinks first on a narrow terminal
+
 
 PLAIN_WIDTH = 120  # width of the output when it does not go to a terminal
 _COLORS = ("cyan", "green", "magenta", "blue", "yellow")  # of ranks, in rotation, in both tables
 _MIN_SEGMENT, _MAX_SEGMENT = 2, 8  # width of a rank's part of a track; narrower tracks are left out
-#: Width of the other columns beside a track, and largest width of a name.
-_BESIDE_TRACK, _MAX_NAME = 50, 40
+_BESIDE_TRACK = 50  # width of the other columns beside a track
 
 
 def lines_of(snapshot: Snapshot) -> list[str]:
-    """Return a snapshot as lines of text, as wide as the terminal."""
-    console = Console(width=shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns, color_system=None)
-    with console.capture() as captured:
-        console.print(draw(snapshot, console.options))
-    return [line.rstrip() for line in captured.get().splitlines()]
+    """Return a snapshot as lines of text; tables are at most as wide as the terminal."""
+    width = shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns
+    is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
+    lines: list[str] = []
+    for part in compose(snapshot, width, is_ascii=is_ascii):
+        if isinstance(part, Table):
+            rows = [[plain(cell) for cell in row] for row in (part.headers, *part.rows)]
+            lines += table(rows, right=part.right, flexible=part.flexible, width=width)
+        else:
+            lines.append(plain(part).rstrip())
+    return lines
 
 
-@group()
-def draw(
-    snapshot: Snapshot, options: ConsoleOptions, *, outage: str = "", is_live: bool = False
-) -> Iterator[RenderableType]:
-    """Draw all parts of a snapshot, the most important ones first.
+def plain(line: Line) -> str:
+    """Return a line without its styles."""
+    return "".join(text for text, _ in line)
+
+
+def compose(
+    snapshot: Snapshot, width: int, *, is_ascii: bool, outage: str = "", is_live: bool = False
+) -> Iterator[Line | Table]:
+    """Compose all parts of a snapshot, the most important ones first.
 
     `outage` says in a sentence why there is nothing newer; if `is_live`, it fills the screen and a key quits it.
     """
-    blank = [] if is_live else [Text("")]
+    blank: list[Line] = [] if is_live else [()]
     rate = "" if snapshot.videos_per_hour is None else f"{pace(snapshot.videos_per_hour)}  "
     ended = f"{snapshot.finished_last_hour:,} finished and {snapshot.failed_last_hour:,} failed in the last hour"
     now = datetime.fromtimestamp(snapshot.at)
-    yield Text.assemble(("svdq", "bold"), f" {now:%H:%M:%S}  ", (rate, "bold"), ended)
-    yield Text.assemble(printable(_forecast(snapshot)), ("  q quits" if is_live else "", "dim"))
+    yield (("svdq", "bold"), (f" {now:%H:%M:%S}  ", ""), (rate, "bold"), (ended, ""))
+    yield ((printable(_forecast(snapshot)), ""), ("  q quits" if is_live else "", "dim"))
     warnings = [f"{outage} This is the last known state."] if outage else []
     conditions = (condition_sentence(*each) for each in snapshot.conditions)
     for sentence in (*warnings, *snapshot.pauses, *conditions, *snapshot.failed_gpus):
-        yield Text(printable(sentence), style="bold yellow")
+        yield ((printable(sentence), "bold yellow"),)
     yield from blank
     yield _queue_table(snapshot.queues)
     for each in snapshot.groups:
@@ -60,11 +79,11 @@ def draw(
         first = each.ranks[0]
         if first.loras or first.defaults:  # how a model file changes its base, on a separate line, which may wrap
             loras = f" with {', '.join(first.loras)}" if first.loras else ""
-            yield Text(printable(f"model {first.model}{loras}"), style="dim")
-        yield _rank_table(each, snapshot.names, options)
+            yield ((printable(f"model {first.model}{loras}"), "dim"),)
+        yield _rank_table(each, snapshot.names, is_ascii)
         if jobs:
             yield from blank
-            yield _flight_table(each, jobs, snapshot, options)
+            yield _flight_table(each, jobs, snapshot, width, is_ascii)
     others = [sentence_of_workers(snapshot.worker_state)] if snapshot.worker_state != "running" else []
     reporting = {each.intake.worker for each in snapshot.groups if each.intake}
     others += [
@@ -78,7 +97,7 @@ def draw(
     ]
     yield from blank if others else ()
     for line in others:
-        yield Text(printable(line))
+        yield ((printable(line), ""),)
 
 
 def _forecast(snapshot: Snapshot) -> str:
@@ -95,74 +114,78 @@ def _queue_table(queues: Mapping[str, Mapping[str, int]]) -> Table:
     shown = {status for counts in queues.values() for status in counts if counts[status]}
     shown |= {"queued", "started", "finished", "failed"}
     statuses = [status for status in STATUSES if status in shown]
-    rows: list[list[Cell]] = [
-        [name, *(Text(f"{counts[status]:,}", style="" if counts[status] else "dim") for status in statuses)]
+    rows = [
+        [_cell(name), *(_cell(f"{counts[status]:,}", "" if counts[status] else "dim") for status in statuses)]
         for name, counts in queues.items()
     ]
-    return _table(["queue", *statuses], rows, right=statuses)
+    return Table(headers=[*map(_cell, ["queue", *statuses])], rows=rows, right=range(1, 1 + len(statuses)))
 
 
-def _group_title(group: GroupStatus, num_jobs: int) -> Text:
+def _group_title(group: GroupStatus, num_jobs: int) -> Line:
     first = group.ranks[0]
-    title = Text(overflow="ellipsis", no_wrap=True)
-    title.append(printable(f"{first.host}:{first.pid}"), style="bold")
-    title.append(f"  {count(first.num_ranks, 'rank')}  {num_jobs} in flight")
+    title = [
+        (printable(f"{first.host}:{first.pid}"), "bold"),
+        (f"  {count(first.num_ranks, 'rank')}  {num_jobs} in flight", ""),
+    ]
     if intake := group.intake:
         if intake.pace_s:
-            title.append(f"  one every {duration(intake.pace_s) if intake.pace_s >= 10 else f'{intake.pace_s:.1f} s'}")
-        title.append(f"  {intake.finished:,} finished")
+            pace_s = duration(intake.pace_s) if intake.pace_s >= 10 else f"{intake.pace_s:.1f} s"
+            title.append((f"  one every {pace_s}", ""))
+        title.append((f"  {intake.finished:,} finished", ""))
         if intake.failed:
-            title.append(f", {intake.failed:,} failed", style="red")
+            title.append((f", {intake.failed:,} failed", "red"))
         if intake.draining:
-            title.append("  takes no more jobs", style="yellow")
-    return title.append(printable(f"  {first.notice or first.model}"), style="dim")
+            title.append(("  takes no more jobs", "yellow"))
+    return (*title, (printable(f"  {first.notice or first.model}"), "dim"))
 
 
-def _rank_table(group: GroupStatus, names: Mapping[str, str], options: ConsoleOptions) -> Table:
+def _rank_table(group: GroupStatus, names: Mapping[str, str], is_ascii: bool) -> Table:
     ranks = {rank.rank: rank for rank in group.ranks}
-    rows: list[list[Cell]] = []
+    rows: list[list[Line]] = []
     for number in range(group.ranks[0].num_ranks):
-        head = Text(str(number), style=_color(number))
+        head = _cell(str(number), _color(number))
         rank = ranks.get(number)
         if rank is None:
-            rows.append([head, "", "", Text("no recent report", style="dim"), "", "", ""])
+            rows.append([head, (), (), _cell("no recent report", "dim"), (), (), ()])
             continue
         if rank.job_id is not None:
-            job = Text(printable(names.get(rank.job_id, rank.job_id)))
+            job = _cell(names.get(rank.job_id, rank.job_id))
         elif rank.activity == "loading":
-            job = Text(rank.loading_text, style="dim")
+            job = _cell(rank.loading_text, "dim")
         elif rank.activity == "waiting":
-            job = Text("waits for storage", style="yellow")
+            job = _cell("waits for storage", "yellow")
         else:
-            job = Text("idle", style="dim")
+            job = _cell("idle", "dim")
         step = "" if rank.job_id is None else f"{rank.step}/{rank.steps}"
-        share = _bar(rank.busy_share, 10, number, options) + Text(f" {rank.busy_share:4.0%}")
-        rows.append([head, rank.device, _steps_of(rank), job, step, share, _memory(rank)])
+        share = (*_bar(rank.busy_share, 10, number, is_ascii), (f" {rank.busy_share:4.0%}", ""))
+        cells = [head, _cell(rank.device), _cell(_steps_of(rank)), job, _cell(step), share, _cell(_memory(rank))]
+        rows.append(cells)
     headers = ["rank", "device", "steps", "job", "step", "busy", "memory"]
-    return _table(headers, rows, right=("rank", "steps", "step", "memory"), flexible="job")
+    return Table(headers=[*map(_cell, headers)], rows=rows, right=(0, 2, 4, 6), flexible=3)
 
 
-def _flight_table(group: GroupStatus, jobs: Sequence[JobView], snapshot: Snapshot, options: ConsoleOptions) -> Table:
+def _flight_table(group: GroupStatus, jobs: Sequence[JobView], snapshot: Snapshot, width: int, is_ascii: bool) -> Table:
     num_ranks = group.ranks[0].num_ranks
-    has_ids = options.max_width >= 110
+    has_ids = width >= 110
     has_owners = snapshot.has_several_owners
     owner_width = 2 + max(len("owner"), *(len(job.owner) for job in jobs)) if has_owners else 0
-    width = options.max_width - _BESIDE_TRACK - (25 if has_ids else 0) - owner_width
-    segment = max(0, min(_MAX_SEGMENT, width // num_ranks - 1))
+    room = width - _BESIDE_TRACK - (25 if has_ids else 0) - owner_width
+    segment = max(0, min(_MAX_SEGMENT, room // num_ranks - 1))
     is_shown = (has_ids, True, has_owners, segment >= _MIN_SEGMENT, True, True)
-    ranks = Text.assemble(*((f"{rank:<{segment + 1}}", _color(rank)) for rank in range(num_ranks)))
-    rows: list[tuple[Cell, ...]] = [("id", "in flight", "owner", ranks, "", "")]
+    ranks = tuple((f"{rank:<{segment + 1}}", _color(rank)) for rank in range(num_ranks))
+    rows: list[tuple[Line, ...]] = [(_cell("id"), _cell("in flight"), _cell("owner"), ranks, (), ())]
     for job in jobs:
         shares, state = progress_of(job, group)
         eta_s = snapshot.estimates[job.id].eta_s if job.id in snapshot.estimates else None
-        track = Text(" ").join(
-            Text(" " * segment) if share is None else _bar(share, segment, rank, options)
+        parts = [
+            ((" " * segment, ""),) if share is None else _bar(share, segment, rank, is_ascii)
             for rank, share in enumerate(shares)
-        )
-        eta = Text("" if eta_s is None else f"about {duration(eta_s)}", style="dim")
-        rows.append((job.id, job.name, job.owner, track, state, eta))
+        ]
+        track = tuple(itertools.chain.from_iterable((*part, (" ", "")) for part in parts))[:-1]
+        eta = _cell("" if eta_s is None else f"about {duration(eta_s)}", "dim")
+        rows.append((_cell(job.id), _cell(job.name), _cell(job.owner), track, _cell(state), eta))
     headers, *cells = (list(itertools.compress(row, is_shown)) for row in rows)
-    return _table(headers, cells, flexible="in flight")
+    return Table(headers=headers, rows=cells, flexible=int(has_ids))
 
 
 def progress_of(job: JobView, group: GroupStatus) -> tuple[list[float | None], str]:
@@ -200,10 +223,10 @@ def _shares_of(job: JobView, group: GroupStatus, *, is_decoded: bool) -> list[fl
     return shares
 
 
-def _bar(share: float, width: int, rank: int, options: ConsoleOptions) -> Text:
-    done, todo = ("=", "-") if options.ascii_only else ("━", "─")
+def _bar(share: float, width: int, rank: int, is_ascii: bool) -> Line:
+    done, todo = ("=", "-") if is_ascii else ("━", "─")
     cells = min(width, max(0, round(share * width)))
-    return Text.assemble((done * cells, _color(rank)), (todo * (width - cells), "dim"))
+    return (done * cells, _color(rank)), (todo * (width - cells), "dim")
 
 
 def _steps_of(rank: RankStatus) -> str:
@@ -225,24 +248,5 @@ def _color(rank: int) -> str:
     return _COLORS[rank % len(_COLORS)]
 
 
-def _table(
-    headers: Sequence[Cell], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = (), flexible: str = ""
-) -> Table:
-    """Build a table without lines; on a narrow terminal the flexible column shrinks first."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for header in headers:
-        is_flexible = bool(flexible) and header == flexible
-        table.add_column(
-            header,
-            justify="right" if header in right else "left",
-            no_wrap=not is_flexible,
-            overflow="ellipsis",
-            max_width=_MAX_NAME if is_flexible else None,
-        )
-    for row in rows:
-        # As Text, so that brackets in a name are not read as markup.
-        cells = [Text(printable(cell)) if isinstance(cell, str) else cell for cell in row]
-        for cell in cells:
-            cell.no_wrap, cell.overflow = True, "ellipsis"
-        table.add_row(*cells)
-    return table
+def _cell(text: str, style: str = "") -> Line:
+    return ((printable(text), style),)

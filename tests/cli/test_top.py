@@ -16,7 +16,8 @@ from rich.console import Console
 
 from svdq.cli.formatting import describe, expected
 from svdq.cli.serve.now import read_state
-from svdq.cli.view import draw, progress_of
+from svdq.cli.top import draw
+from svdq.cli.view import lines_of, progress_of
 from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
 from svdq.producer.embedded_redis import ensure_server, stop_server
@@ -55,8 +56,8 @@ def test_videos_in_flight_name_their_owners_where_there_are_several(connection: 
             queued.start(fetch(connection, job_id), rank=0, step=1, boundaries=[0, 4], decoder=0)
             intake = IntakeStatus(worker="w", in_flight=(job_id,))
             save(connection, rank(0, num_ranks=1, job_id=job_id, step=1, steps=4, step_range=(0, 4), intake=intake))
-            assert "owner" not in "\n".join(drawn(take(connection)))
-    text = "\n".join(drawn(take(connection)))
+            assert "owner" not in "\n".join(lines_of(take(connection)))
+    text = "\n".join(lines_of(take(connection)))
     assert re.search(r"in flight +owner ", text), text
     assert re.search(r"photo +ana ", text), text
 
@@ -146,10 +147,10 @@ def working(number: int, num_ranks: int, **values: Any) -> RankStatus:
     return rank(number, **{**own, **values})
 
 
-def drawn(snapshot: Snapshot, width: int = 120, **options: Any) -> list[str]:
+def drawn(snapshot: Snapshot, width: int, outage: str = "") -> list[str]:
     console = Console(width=width, height=99, color_system=None)
     with console.capture() as captured:
-        console.print(draw(snapshot, console.options, **options))
+        console.print(draw(snapshot, console.options, outage=outage))
     return captured.get().splitlines()
 
 
@@ -171,12 +172,12 @@ def snapshot(connection: redis.Redis) -> Snapshot:
 def test_a_model_file_is_drawn_with_all_its_loras(connection: redis.Redis) -> None:
     loras = tuple(f"wan2.2_i2v_{expert}_noise_lora_rank64.safetensors x 0.8" for expert in ("high", "low"))
     save(connection, rank(0, "here-1", host="here", num_ranks=1, model="wan-4step", notice="tiny", loras=loras))
-    text = " ".join(drawn(take(connection)))
+    text = " ".join(lines_of(take(connection)))
     assert f"model wan-4step with {', '.join(loras)}" in text
 
 
 def test_everything_is_drawn(snapshot: Snapshot) -> None:
-    lines = drawn(snapshot)
+    lines = lines_of(snapshot)
     text = "\n".join(lines)
     assert "1,800 videos an hour" in lines[0]
     assert "7 to do, done in about 17 s" in lines[1]
@@ -192,8 +193,17 @@ def test_everything_is_drawn(snapshot: Snapshot) -> None:
 
 @pytest.mark.parametrize("width", [10, 40, 80, 200])
 def test_every_terminal_is_wide_enough(snapshot: Snapshot, width: int) -> None:
-    lines = drawn(snapshot, width, is_live=True, outage="Redis has not answered since 12:00; it is asked again.")
+    lines = drawn(snapshot, width, outage="Redis has not answered since 12:00; it is asked again.")
     assert max(map(cell_len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [90, 120, 200])
+def test_status_prints_what_top_draws(snapshot: Snapshot, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    printed = [line for line in lines_of(snapshot) if line]
+    # rich puts the half of a wide letter that it cuts as a space before the ellipsis.
+    live = [line.rstrip().removesuffix("  q quits").replace(" …", "… ") for line in drawn(snapshot, width)]
+    assert printed == list(filter(None, live))
 
 
 def test_reasons_why_jobs_wait_are_shown(connection: redis.Redis) -> None:
@@ -202,7 +212,7 @@ def test_reasons_why_jobs_wait_are_shown(connection: redis.Redis) -> None:
     save(connection, rank(1, conditions=(condition,), activity="waiting"))
     enqueue(connection, JOB, "b" * 20)
     connection.set(keys.SUSPENDED, 1)
-    lines = drawn(take(connection))
+    lines = lines_of(take(connection))
     text = "\n".join(lines)
     assert "Paused: no jobs are taken" in text
     assert "On here, rank 1: Videos wait: Disk full. (since" in text
@@ -214,12 +224,12 @@ def test_reasons_why_jobs_wait_are_shown(connection: redis.Redis) -> None:
 def test_a_failed_gpu_is_shown(connection: redis.Redis) -> None:
     intake = IntakeStatus(worker="w", failed_gpus={"GPU 3 (GPU-8f2d)": "it is lost"})
     save(connection, rank(0, intake=intake))
-    text = "\n".join(drawn(take(connection)))
+    text = "\n".join(lines_of(take(connection)))
     assert "GPU 3 (GPU-8f2d) of here has failed (it is lost); `svdq worker` tries it again at its next start." in text
 
 
 def test_an_empty_queue_without_workers(connection: redis.Redis) -> None:
-    text = "\n".join(drawn(take(connection)))
+    text = "\n".join(lines_of(take(connection)))
     assert "No job is waiting or in flight." in text
     assert "svdq worker" in text
 
@@ -274,7 +284,7 @@ def test_a_rank_in_rounds_says_what_it_loads_and_its_jobs_what_they_wait_for(
     assert progress_of(view(connection, ids["waits"]), group) == ([0.5], "waits for transformer_2, 12 before it")
     assert progress_of(view(connection, ids["new"]), group)[1] == "waits for encoders, next"
     snapshot = take(connection)
-    assert "loading transformer_2, about 6 s" in "\n".join(drawn(snapshot))
+    assert "loading transformer_2, about 6 s" in "\n".join(lines_of(snapshot))
     estimate = snapshot.estimates[ids["waits"]]
     assert expected(estimate) == ", waits for transformer_2, 12 before it, done in about 9 s"
     state = read_state(connection, Storage(str(tmp_path)), snapshot, "preview", Recent())
