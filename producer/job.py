@@ -58,6 +58,12 @@ class Job(VideoParameters):
     boomerang: bool = Field(
         default=False, exclude_if=not_, title="Forward and back", description="Play the video forward and back"
     )
+    mark: bool = Field(
+        default=True,
+        exclude_if=bool,
+        title="Mark files as made by a model",
+        description="Mark the files as made by a model, where photo libraries and platforms look for it",
+    )
     #: The last part of its name; None for any model of the family.
     model: str | None = Field(
         default=None,

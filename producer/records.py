@@ -84,6 +84,9 @@ class Sidecar(_Open):
     #: Paths or URLs of the files when they were written; they stay beside the sidecar.
     outputs: tuple[str, ...] = ()
     source: str = Field(default="", exclude_if=not_)
+    digital_source_type: str = Field(
+        default="", exclude_if=not_
+    )  # IPTC's term in the mark of its files; "" for no mark
     taken: str = Field(default="", exclude_if=not_)  # when the photo was taken, as of `Capture.time_text`
     owner: str = Field(
         default="", exclude_if=not_

@@ -140,6 +140,7 @@ class Settings(BaseModel):
     keep_latents: bool = (
         False  # whether workers keep the latents of finished videos, from which they are upscaled later
     )
+    mark: bool = True  # whether workers mark files as made by a model, where jobs do not say otherwise
     #: Token of `svdq serve`; None: the one in its file.
     serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False, exclude=True)
 

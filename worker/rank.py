@@ -158,6 +158,7 @@ class Rank:
             mark=partial(process.marker.during, "write"),
             num_writers=num_writers(),
             codec=self._codec if process.run.settings.keep_latents else None,
+            marks_files=process.run.settings.mark,
         )
         self._ending.callback(writer.wait, FLUSH_S)
         return writer

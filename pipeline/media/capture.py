@@ -1,4 +1,4 @@
-"""When and where a photo was taken: reads it from the photo, and makes EXIF and XMP of it for videos."""
+"""When and where a photo was taken: reads it from the photo, and makes EXIF of it for videos."""
 
 import contextlib
 from collections.abc import Mapping
@@ -85,27 +85,6 @@ class Capture:
                 }
             )
         return exif
-
-    @property
-    def xmp(self) -> str:
-        """An XMP packet; "" if the time is not known."""
-        if self.time is None:
-            return ""
-        place = ""
-        if self.location is not None:
-            north, east = (f"{abs(value) // 1:.0f},{abs(value) % 1 * 60:.4f}" for value in self.location)
-            place = (
-                f' exif:GPSLatitude="{north}{"N" if self.location[0] >= 0 else "S"}"'
-                f' exif:GPSLongitude="{east}{"E" if self.location[1] >= 0 else "W"}"'
-            )
-        time = self.time_text
-        return (
-            '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?><x:xmpmeta xmlns:x="adobe:ns:meta/">'
-            '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description rdf:about=""'
-            ' xmlns:exif="http://ns.adobe.com/exif/1.0/" xmlns:xmp="http://ns.adobe.com/xap/1.0/"'
-            f' xmp:CreateDate="{time}" exif:DateTimeOriginal="{time}"{place}/></rdf:RDF></x:xmpmeta>'
-            '<?xpacket end="w"?>'
-        )
 
 
 def _location(gps: Mapping[int, object]) -> tuple[float, float] | None:

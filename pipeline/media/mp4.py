@@ -1,4 +1,4 @@
-"""Writes and reads mp4: encodes frames, muxes sound, joins the links of a chain, and stamps date and comment.
+"""Writes and reads mp4: encodes frames, muxes sound, joins the links of a chain, and stamps date, comment and mark.
 
 Does not use torch. Each frame is encoded once, and the sound of a video once, from its PCM.
 """
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.ffmpeg import run_ffmpeg
 from svdq.pipeline.media.sound import Sound
+from svdq.pipeline.media.xmp import Mark, mp4_box, packet
 
 #: The RGB to YUV matrix is set in the conversion and in the file: otherwise players guess it from the size.
 _TO_YUV = (
@@ -45,9 +46,25 @@ def write_mp4(
     comment: str,
     sound: Sound | None,
     capture: Capture,
+    mark: Mark | None = None,
     chain: ChainSoFar | None = None,
 ) -> None:
     """Write frames behind those of `chain`, if any; `sound` is the sound of all. Otherwise as `write_video`."""
+    _write_tracks(frames, path, fps, comment, sound, capture, chain)
+    if mark is not None:
+        with path.open("ab") as file:
+            file.write(mp4_box(packet(mark)))
+
+
+def _write_tracks(
+    frames: NDArray[np.uint8],
+    path: Path,
+    fps: int,
+    comment: str,
+    sound: Sound | None,
+    capture: Capture,
+    chain: ChainSoFar | None,
+) -> None:
     with _stamps(path.parent, comment, capture) as stamps, _track(path.parent, sound) as (wav, track):
         if chain is None:
             encode_frames(frames, fps, [*_H264, *track, *_MP4, f"file:{path}"], [*stamps, *wav])

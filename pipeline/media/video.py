@@ -4,7 +4,6 @@ It runs in a thread in parallel with the GPU, so heavy work happens in ffmpeg or
 one thread, which leaves the cores to the other ranks. The same frames give the same bytes.
 """
 
-import struct
 from io import BytesIO
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.mp4 import ChainSoFar, encode_frames, write_mp4
 from svdq.pipeline.media.sound import Sound
+from svdq.pipeline.media.xmp import Mark, gif_extension, packet, riff_chunk
 from svdq.pipeline.video_parameters import Format
 
 GIF_MAX_FPS = 50  # browsers show frames of less than two hundredths of a second for a tenth
@@ -30,6 +30,7 @@ def write_video(
     *,
     sound: Sound | None = None,
     capture: Capture = Capture(),  # noqa: B008 - frozen
+    mark: Mark | None = None,
     chain: ChainSoFar | None = None,
 ) -> None:
     """Write a video to `path`, replacing an existing one; a failure may leave a partial file.
@@ -43,7 +44,7 @@ def write_video(
     wav: `sound` alone, in 16 bits, without `comment`.
 
     The time and the place of `capture` are the creation time and the location of an mp4, EXIF in a webp and in pngs,
-    and XMP in a gif.
+    and XMP in a gif. The `mark` is XMP in all: in a box at the end of an mp4, in a chunk of the others.
 
     Frames are (F, H, W, 3), uint8, RGB; H and W even. The comment is any text without NUL; mp4 takes up to 100 kB.
     Raises SampleError if the frames cannot be a video, a wav has no sound, or ffmpeg refuses the frames or cannot be
@@ -56,20 +57,24 @@ def write_video(
         )
     match format:
         case "mp4":
-            write_mp4(frames, path, fps, comment, sound, capture, chain)
+            write_mp4(frames, path, fps, comment, sound, capture, mark, chain)
         case "gif":
-            _write_gif(frames, path, fps, comment, capture)
+            _write_gif(frames, path, fps, comment, packet(mark, capture))
         case "webp":
-            _write_webp(frames, path, fps, comment, capture)
+            _write_webp(frames, path, fps, comment, capture, packet(mark))
         case "png":
-            _write_png(frames, path, comment, capture)
+            _write_png(frames, path, comment, capture, packet(mark))
         case "wav":
             if sound is None:
                 raise SampleError("This model makes no sound, so there is no wav to write; leave out the format wav.")
-            path.write_bytes(sound.wav)
+            path.write_bytes(_with_wav_xmp(sound.wav, packet(mark)))
 
 
-def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, capture: Capture) -> None:
+def _with_wav_xmp(data: bytes, xmp: bytes) -> bytes:
+    return riff_chunk(b"RIFF", data[8:] + riff_chunk(b"_PMX", xmp)) if xmp else data
+
+
+def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, xmp: bytes) -> None:
     # Ordered dither is the same in all frames, whereas error diffusion would flicker.
     palette = (
         "split[a][b];[a]palettegen=stats_mode=full[p];[b][p]paletteuse=dither=bayer:bayer_scale=4:diff_mode=rectangle"
@@ -79,7 +84,7 @@ def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, ca
         shown = np.arange(max(1, round(len(frames) * GIF_MAX_FPS / fps))) * fps // GIF_MAX_FPS
         frames, fps = frames[np.minimum(shown, len(frames) - 1)], GIF_MAX_FPS
     data = with_gif_comment(encode_frames(frames, fps, arguments), comment)
-    path.write_bytes(_with_gif_xmp(data, capture.xmp) if capture.xmp else data)
+    path.write_bytes(_with_gif_extension(data, gif_extension(xmp)))
 
 
 def with_gif_comment(data: bytes, comment: str) -> bytes:
@@ -89,12 +94,6 @@ def with_gif_comment(data: bytes, comment: str) -> bytes:
     return _with_gif_extension(data, b"\x21\xfe" + b"".join(bytes([len(piece)]) + piece for piece in pieces) + b"\x00")
 
 
-def _with_gif_xmp(data: bytes, xmp: str) -> bytes:
-    # The XMP specification, part 3: the packet as it is, then bytes that lead a reader of blocks to its end.
-    end = b"\x01" + bytes(range(0xFF, -1, -1)) + b"\x00"
-    return _with_gif_extension(data, b"\x21\xff\x0bXMP DataXMP" + xmp.encode() + end)
-
-
 def _with_gif_extension(data: bytes, extension: bytes) -> bytes:
     # The header has 13 bytes; its flags say whether a global color table follows, and the size of that.
     global_color_table = 3 * 2 ** ((data[10] & 0x07) + 1) if data[10] & 0x80 else 0
@@ -102,7 +101,7 @@ def _with_gif_extension(data: bytes, extension: bytes) -> bytes:
     return data[:first_image] + extension + data[first_image:]
 
 
-def _write_webp(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, capture: Capture) -> None:
+def _write_webp(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, capture: Capture, xmp: bytes) -> None:
     """Assemble an animation of opaque images, each of one VP8 or VP8L chunk.
 
     Pillow's own animations merge equal frames and hold all frames in memory. The names of chunks and fields are those
@@ -112,30 +111,31 @@ def _write_webp(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, c
     size = _uint24(width - 1) + _uint24(height - 1)
     exif = capture.add_to(Image.Exif())
     exif[ExifTags.Base.ImageDescription] = comment.encode()
-    animation, has_exif, do_not_blend = 0x02, 0x08, 0x02
-    chunks = [_chunk(b"VP8X", bytes([animation | has_exif, 0, 0, 0]) + size), _chunk(b"ANIM", bytes(6))]
+    animation, has_xmp, has_exif, do_not_blend = 0x02, 0x04, 0x08, 0x02
+    flags = animation | has_exif | (has_xmp if xmp else 0)
+    chunks = [riff_chunk(b"VP8X", bytes([flags, 0, 0, 0]) + size), riff_chunk(b"ANIM", bytes(6))]
     for number, frame in enumerate(frames):
         buffer = BytesIO()
         Image.fromarray(frame).save(buffer, "WEBP", quality=90, method=4)
         bitstream = buffer.getvalue()[12:]
         delay_ms = round(1000 * (number + 1) / fps) - round(1000 * number / fps)
-        chunks.append(_chunk(b"ANMF", bytes(6) + size + _uint24(delay_ms) + bytes([do_not_blend]) + bitstream))
-    chunks.append(_chunk(b"EXIF", exif.tobytes().removeprefix(b"Exif\x00\x00")))
-    path.write_bytes(_chunk(b"RIFF", b"WEBP" + b"".join(chunks)))
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    return name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
+        chunks.append(riff_chunk(b"ANMF", bytes(6) + size + _uint24(delay_ms) + bytes([do_not_blend]) + bitstream))
+    chunks.append(riff_chunk(b"EXIF", exif.tobytes().removeprefix(b"Exif\x00\x00")))
+    if xmp:
+        chunks.append(riff_chunk(b"XMP ", xmp))
+    path.write_bytes(riff_chunk(b"RIFF", b"WEBP" + b"".join(chunks)))
 
 
 def _uint24(value: int) -> bytes:
     return value.to_bytes(3, "little")
 
 
-def _write_png(frames: NDArray[np.uint8], path: Path, comment: str, capture: Capture) -> None:
+def _write_png(frames: NDArray[np.uint8], path: Path, comment: str, capture: Capture, xmp: bytes) -> None:
     path.mkdir(exist_ok=True)
     info = PngImagePlugin.PngInfo()
     info.add_itxt("comment", comment)
+    if xmp:
+        info.add_itxt("XML:com.adobe.xmp", xmp.decode())
     exif = capture.add_to(Image.Exif())
     for number, frame in enumerate(frames, start=1):
         target = path / f"frame_{number:04}.png"

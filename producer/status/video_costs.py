@@ -17,7 +17,20 @@ Parameters = Mapping[str, Any]  # of a job, as JSON: as submitted, or completed 
 MAX_SCALE = 2.0  # largest factor by which costs are scaled to a shape of another size, as they do not grow evenly
 #: Parameters that decide neither which units a video has nor what they cost.
 _WITHOUT_COST = frozenset(
-    {"seed", "prompt", "negative_prompt", "image", "name", "folder", "formats", "fit", "boomerang", "model", "chained"}
+    {
+        "seed",
+        "prompt",
+        "negative_prompt",
+        "image",
+        "name",
+        "folder",
+        "formats",
+        "fit",
+        "boomerang",
+        "mark",
+        "model",
+        "chained",
+    }
 )
 
 Kind = tuple[tuple[str, str], ...]  # what decides the costs of a video: jobs of a queue have few kinds

@@ -42,6 +42,7 @@ class Draft:
     fit: str | None = None
     interpolate: int | None = None
     boomerang: bool | None = None
+    mark: bool | None = None
     upscale: str | None = None
     loras: Sequence[LoraChoice | str] | None = None  # texts are parsed
     # Parameters of families with prompts, and of single families.

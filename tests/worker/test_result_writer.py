@@ -116,6 +116,37 @@ def test_source_and_owner_are_beside_a_boomerang_and_its_frames_in_it(folder: Pa
     assert not {"interpolate", "boomerang"} & plain["job"].keys()
 
 
+@pytest.mark.parametrize(
+    ("model_name", "is_wanted", "marks_files", "expected"),
+    [
+        ("svd", True, True, "trainedAlgorithmicMedia"),
+        ("preview", True, True, "algorithmicallyEnhanced"),
+        ("svd", False, True, None),
+        ("svd", True, False, None),
+    ],
+)
+def test_files_and_sidecar_say_what_made_the_video(
+    folder: Path, model_name: str, is_wanted: bool, marks_files: bool, expected: str | None
+) -> None:
+    model = MODEL if model_name == "preview" else replace(MODEL, name="/models/of ana.toml", family=FAMILY)
+    writer, reports = ResultWriter(Storage(str(folder)), model, Tracer(), marks_files=marks_files), Reports()
+    sample = sample_of("one", formats=("mp4", "webp"))
+    made = SampleJob.model_validate(sample.job).job.model_copy(update={"mark": is_wanted})
+    writer.deliver(replace(sample, job=job_of(made)), FRAMES, reports)
+    reports.wait(1)
+    writer.close()
+    document = json.loads((folder / "outputs/one-id-one.json").read_text())
+    assert document.get("digital_source_type") == expected
+    assert document["job"].get("mark", True) == is_wanted
+    for kind in ("mp4", "webp"):
+        data = (folder / f"outputs/one-id-one.{kind}").read_bytes()
+        if expected is None:
+            assert b"<x:xmpmeta" not in data
+        else:
+            assert f'digitalsourcetype/{expected}"'.encode() in data
+            assert b"/models" not in data.partition(b"<x:xmpmeta")[2]
+
+
 def test_a_video_has_the_date_of_its_photo_or_else_of_its_render(folder: Path) -> None:
     writer, reports = open_writer(folder), Reports()
     started = datetime.now(UTC).replace(microsecond=0)

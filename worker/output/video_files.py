@@ -18,9 +18,10 @@ from svdq.pipeline.media import video
 from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.mp4 import ChainSoFar
 from svdq.pipeline.media.sound import Sound
+from svdq.pipeline.media.xmp import Mark, SourceType
 from svdq.pipeline.models.video_model import Frames, ModelInfo
 from svdq.producer.clock import CLOCK
-from svdq.producer.job import Job, last_frame_key, latents_key, sound_key
+from svdq.producer.job import Job, last_frame_key, latents_key, model_stem, sound_key
 from svdq.producer.records import LOCATION_NOTE, TAKEN_NOTE, Sidecar, SidecarModel
 from svdq.producer.storage.storage import Storage
 from svdq.worker.active_job import SampleJob
@@ -34,13 +35,26 @@ class VideoFiles:
     """Writes videos of one model into a storage."""
 
     def __init__(
-        self, storage: Storage, model: ModelInfo, *, is_held: Callable[[Sample], bool], codec: Codec | None
+        self,
+        storage: Storage,
+        model: ModelInfo,
+        *,
+        is_held: Callable[[Sample], bool],
+        codec: Codec | None,
+        marks_files: bool,
     ) -> None:
         self._storage = storage
         self._model = model
         self._is_held = is_held
         self._codec = codec
         self._versions = {name: version(name) for name in VERSIONS_OF}
+        self._mark = None
+        if marks_files:
+            # The preview model moves a photo, without a trained model.
+            source_type: SourceType = "algorithmicallyEnhanced" if model.family is None else "trainedAlgorithmicMedia"
+            self._mark = Mark(
+                source_type=source_type, tool=f"svdq {self._versions['svdq']}", model=model_stem(model.name)
+            )
 
     def write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
         """Write a video's files, and return the result of its job.
@@ -58,7 +72,8 @@ class VideoFiles:
             shown = _shown(sample, job, frames, staging)
             num_frames = len(shown) + (chain.num_frames if chain else 0)
             sound = self._sound_of(sample, job, chain, num_frames, fps)
-            sidecar = self._sidecar_of(sample, job, taken, _difference(sample, job, frames, num_frames, fps))
+            mark = self._mark if job.mark else None
+            sidecar = self._sidecar_of(sample, job, taken, mark, _difference(sample, job, frames, num_frames, fps))
             capture = Capture.parse(taken.notes.get(TAKEN_NOTE, ""), taken.notes.get(LOCATION_NOTE, ""))
             paths = {}
             for kind, key in job.output_keys(sample.job_id).items():
@@ -67,7 +82,7 @@ class VideoFiles:
                 rendered = datetime.now().astimezone() if kind == "mp4" else None
                 dated = replace(capture, time=capture.time or rendered)
                 video.write_video(
-                    shown, paths[key], kind, fps, sidecar.comment, sound=sound, capture=dated, chain=chain
+                    shown, paths[key], kind, fps, sidecar.comment, sound=sound, capture=dated, mark=mark, chain=chain
                 )
             if not self._is_held(sample):
                 raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
@@ -98,13 +113,16 @@ class VideoFiles:
             sound = sound.after(before, chain.num_frames, fps)
         return sound.lasting(num_frames, fps)
 
-    def _sidecar_of(self, sample: Sample, job: Job, taken: SampleJob, shown: dict[str, int]) -> Sidecar:
+    def _sidecar_of(
+        self, sample: Sample, job: Job, taken: SampleJob, mark: Mark | None, shown: dict[str, int]
+    ) -> Sidecar:
         model = self._model
         # Fields that are not given are not in the JSON.
         given: dict[str, Any] = {
             "shown": shown,
             "upscaled": dict(sample.upscaled),
             "taken": taken.notes.get(TAKEN_NOTE, ""),
+            "digital_source_type": mark and mark.source_type,
         }
         return Sidecar(
             svdq=self._versions["svdq"],

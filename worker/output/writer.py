@@ -70,13 +70,15 @@ class ResultWriter(Sink):
         num_writers: int = 1,
         behind_s: float = BEHIND_S,
         codec: Codec | None = None,
+        marks_files: bool = True,
     ) -> None:
         """Start threads; `is_held` says whether to publish, `mark` (job id) surrounds work that may crash.
 
-        `codec` writes the latents of samples that have them.
+        `codec` writes the latents of samples that have them. `marks_files` says whether files say that a model made
+        them, unless their jobs do not want it.
         """
         self._storage = storage
-        self._files = VideoFiles(storage, model, is_held=is_held, codec=codec)
+        self._files = VideoFiles(storage, model, is_held=is_held, codec=codec, marks_files=marks_files)
         self._tracer = tracer
         self._is_held = is_held
         self._mark = mark

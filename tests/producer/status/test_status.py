@@ -24,6 +24,7 @@ def test_one_job_through_its_life(connection: redis.Redis) -> None:
     assert queued.keys() >= SvdJob.model_fields.keys() - {
         "family",
         "boomerang",
+        "mark",
         "interpolate",
         "chained",
         "loras",
