@@ -19,9 +19,10 @@ from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.mp4 import ChainSoFar
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.media.xmp import Mark, SourceType
+from svdq.pipeline.models.model_name import model_stem
 from svdq.pipeline.models.video_model import Frames, ModelInfo
 from svdq.producer.clock import CLOCK
-from svdq.producer.job import Job, last_frame_key, latents_key, model_stem, sound_key
+from svdq.producer.job import Job, last_frame_key, latents_key, sound_key
 from svdq.producer.records import LOCATION_NOTE, TAKEN_NOTE, Sidecar, SidecarModel
 from svdq.producer.storage.storage import Storage
 from svdq.worker.active_job import SampleJob
