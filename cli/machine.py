@@ -102,7 +102,7 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
     in_storage = limited(4.5 if quick else 30.0, check_storage, settings)
     findings: Iterable[Finding] = itertools.chain(check_redis(settings), in_storage)
     if not quick:
-        of_models = itertools.chain(check_model(settings.model), check_upscaler(settings))
+        of_models = itertools.chain(check_model(settings.model, settings.weights), check_upscaler(settings))
         findings = itertools.chain(findings, of_models, check_machine(), check_packages())
     exit_code = 0
     for finding in findings:

@@ -94,8 +94,10 @@ class WorkerCommand(SectionedCommand):
 @click.option(
     "--weights",
     type=click.Choice(KEPT),
-    help="How weights of quantized files are held. stored: as in the file, and layers make them when they use them; "
-    "made: in the type computed in. auto: made where there is room (SVDQ_WEIGHTS). The frames stay the same.",
+    help="How weights of quantized files are held and multiplied. native: as in the file, and layers multiply in its "
+    "format (int8, fp8, mxfp8, nvfp4); stored: as in the file, and layers make them when they use them; made: in the "
+    "type computed in, with the same frames as stored. auto: native where the GPU has a kernel, else made where there "
+    "is room (SVDQ_WEIGHTS).",
 )
 @click.option(
     "--metrics-port",

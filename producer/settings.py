@@ -127,8 +127,9 @@ class Settings(BaseModel):
     stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
     #: Memory limit for a rank's weights and activations, such as 24GB; None: its GPU's memory, or no limit on a CPU.
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
-    #: Whether weights of quantized files stay as the file has them; auto: where there is no room for made ones.
-    weights: Literal["auto", "stored", "made"] = "auto"
+    #: Whether layers multiply in the formats of quantized files (native), or weights stay as the file has them; auto:
+    #: native where the GPUs have kernels, else stored where there is no room for made ones.
+    weights: Literal["auto", "native", "stored", "made"] = "auto"
     #: Options of `svdq worker` as in a shell, such as `--experts rounds`; those that are typed win.
     worker_options: str = ""
     #: Folder of the LoRAs that jobs may choose, such as ComfyUI's models/loras; None: there are none.

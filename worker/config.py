@@ -47,7 +47,8 @@ class RankConfig(BaseModel):
     )
     approximate: tuple[Literal["int8"], ...] = Field(
         default=(),
-        description="Change results by more than rounding, and mark them. int8: weights of linear layers in int8.",
+        description="Change results by more than rounding, and mark them. int8: linear layers "
+        "of blocks multiply in int8, to which their weights are quantized as they are loaded.",
     )
     attention: str = Field(
         default="native",
@@ -72,7 +73,7 @@ class RankConfig(BaseModel):
         description="Host memory of a group for parts of the model that are not in use, such as 48GB; what has no room "
         "is read from its files again. Default: what is free less 4 GB, shared by all groups.",
     )
-    weights: Literal["auto", "stored", "made"] = "auto"  # `Settings.weights`
+    weights: Literal["auto", "native", "stored", "made"] = "auto"  # `Settings.weights`
     group: str | None = None  # number of the group in its launcher, for log lines
     num_groups: int = Field(default=1, ge=1)  # of its launcher, which share the queue
     #: Largest number of ranks that share a GPU, in all groups; None: count the ranks of this torchrun.
@@ -105,18 +106,12 @@ def check_ranks(config: RankConfig, model: ResolvedModel, num_ranks: int, *, on_
             "A rank that works in rounds is a group of its own; start one for each GPU: "
             f"`svdq worker --experts rounds --groups {num_ranks} --ranks 1`."
         )
-    if config.weights == "stored" and (config.approximate or config.compile != "off"):
-        other = "--approximate int8" if config.approximate else "--compile"
-        raise InputError(f"--weights stored does not work with {other}; leave one of them out.")
+    if config.weights in ("native", "stored") and config.compile != "off":
+        raise InputError(f"--weights {config.weights} does not work with --compile; leave one of them out.")
     if config.offload == "off":
         return
     if config.compile != "off":
         raise InputError("--offload blocks does not work with --compile; leave one of them out.")
-    if config.approximate:
-        raise InputError(
-            "--offload blocks does not work with --approximate int8, whose weights torchao cannot copy to a GPU while "
-            "it computes; leave one of them out."
-        )
     if not can_stream(model):
         titles = titles_of(lambda family: family.num_blocks(family.published))
         raise InputError(f"--offload blocks is for {titles}, whose transformers have equal blocks; leave it out.")

@@ -15,7 +15,7 @@ import signal
 import sys
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Literal, NamedTuple, get_args
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
@@ -27,6 +27,7 @@ from svdq.pipeline.models.model_name import has_weights, is_model_file
 from svdq.pipeline.models.names.model_names import find_folder, resolve
 from svdq.pipeline.models.needs import Residency, published
 from svdq.pipeline.models.upscaler_file import find_upscaler
+from svdq.pipeline.models.weights.comfy_quant import ON_PROCESSORS, formats_of_gpu
 from svdq.pipeline.models.weights.model_folder import find_problems, is_untrained, variants
 from svdq.producer.connection import session
 from svdq.producer.processes import die_with_parent
@@ -36,7 +37,7 @@ from svdq.producer.text import duration
 from svdq.producer.threads import within
 from svdq.worker.cards import Cards
 from svdq.worker.fit import NUM_VIDEOS, know, lack_of_disk, to_fetch, ways
-from svdq.worker.launcher.gpus import GPUS_BY_BUS, memory_of_gpus
+from svdq.worker.launcher.gpus import GPUS_BY_BUS, least_capability, memory_of_gpus
 
 OLDEST_REDIS = (6, 2)  # oldest server version that supports the commands we use
 LITTLE_SPACE = 2 * 1024**3  # free bytes of a local storage
@@ -118,14 +119,14 @@ def check_storage(settings: Settings) -> Iterator[Finding]:
         yield Finding("free space", "warn" if advice else "ok", f"{free / 1024**3:.1f} GiB", advice)
 
 
-def check_model(name: str) -> Iterator[Finding]:
-    """Check a model by its name, as in SVDQ_MODEL; nothing is fetched."""
+def check_model(name: str, weights: str = "auto") -> Iterator[Finding]:
+    """Check a model by its name, as in SVDQ_MODEL, whose weights are held as SVDQ_WEIGHTS says; nothing is fetched."""
     if name == "preview":
         yield Finding("model", "ok", "preview (no diffusion model); SVDQ_MODEL chooses another")
         return
     try:
         if has_weights(name):
-            yield from _check_folder(name)
+            yield from _check_folder(name, weights)
         else:
             resolve(name)
             yield Finding("model", "ok", f"{name} (its compute is a sleep, it makes no pictures)")
@@ -135,7 +136,7 @@ def check_model(name: str) -> Iterator[Finding]:
             yield from _check_fit(name)
 
 
-def _check_folder(name: str) -> Iterator[Finding]:
+def _check_folder(name: str, weights: str) -> Iterator[Finding]:
     if is_model_file(name):
         model = resolve(name)
         if can_read := importlib.util.find_spec("torch") is not None:
@@ -144,6 +145,7 @@ def _check_folder(name: str) -> Iterator[Finding]:
             list(check_model_file(model, layout_of(model)))
         files = "its files belong together" if can_read else "its files are not checked, which needs torch"
         yield Finding("model", "ok", f"{model.name}, from {model.base}; {files}")
+        yield from _check_formats(model.formats, weights)
         yield from _check_fit(name)
         return
     folder = find_folder(name)
@@ -151,7 +153,7 @@ def _check_folder(name: str) -> Iterator[Finding]:
     if problems := list(find_problems(folder, name, layout)):
         yield from (Finding("model", "fail", problem.rstrip(".")) for problem in problems)
         return
-    resolve(name)  # checks what only the family knows
+    formats = resolve(name).formats  # which also checks what only the family knows
     if half_only := [component for component in layout.weighted if variants(folder, component) == {True}]:
         text = f"{name} has only half precision weights ({', '.join(half_only)})"
         yield Finding("model", "warn", text, "they suffice for GPUs; to render on a CPU, fetch the full ones, too")
@@ -161,7 +163,23 @@ def _check_folder(name: str) -> Iterator[Finding]:
         yield Finding("model", "ok", f"{name}, a whole {layout.pipeline}, {size}, untrained: shows noise")
     else:
         yield Finding("model", "ok", f"{name}, a whole {layout.pipeline}, {size}")
+        yield from _check_formats(formats, weights)
         yield from _check_fit(name)
+
+
+def _check_formats(formats: Collection[str], weights: str) -> Iterator[Finding]:
+    """Say in which formats of a model's files its layers multiply on this machine."""
+    if not formats:
+        return
+    capability = least_capability()
+    kernels = ON_PROCESSORS if weights == "native" else frozenset[str]()
+    kernels = kernels if capability is None else formats_of_gpu(capability)
+    if weights in ("stored", "made") or importlib.util.find_spec("comfy_kitchen") is None:
+        kernels = frozenset()
+    native, others = ([each for each in formats if (each in kernels) == is_native] for is_native in (True, False))
+    texts = [f"layers multiply in {' and '.join(native)}, as the files store them"] if native else []
+    texts += [f"weights in {' and '.join(others)} are made in the type computed in"] if others else []
+    yield Finding("weights", "ok", "; ".join(texts))
 
 
 def _check_fit(name: str) -> Iterator[Finding]:

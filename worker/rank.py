@@ -180,9 +180,7 @@ class Rank:
         except DoesNotFitError as error:
             logger.warning("The usual video of this model will be refused: %s `svdq plan` lists what fits.", error)
         if run.settings.loras is not None and loras_for(run).folder is None:
-            logger.warning(
-                "Jobs with LoRAs wait: leave out --compile, --approximate and --weights made, which fix weights."
-            )
+            logger.warning("Jobs with LoRAs wait: leave out --compile and --weights made, which fix weights.")
         options = IntakeOptions(
             burst=run.rank.burst,
             max_pixels=run.settings.max_pixels,

@@ -1,5 +1,6 @@
 """Decides on rank 0, before weights are read, which of a model's experts each rank loads."""
 
+import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Literal, Self
 
 import torch
 
+from svdq.pipeline.errors import InputError, how_to_install
 from svdq.pipeline.models.compute.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
 from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.families import family_named, layout_of
@@ -17,12 +19,14 @@ from svdq.pipeline.models.needs import Residency, SizedModel
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights.components import name_of
+from svdq.pipeline.models.weights.kitchen import native_formats
 from svdq.pipeline.models.weights.model_folder import WEIGHTS, is_rounded, loaded_files
 from svdq.pipeline.planning.binding import Components, Segment, bind
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.planning.rounds import LOAD_SHARE
 from svdq.pipeline.transport.topology import Topology
+from svdq.worker.device import name_of as name_of_device
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +165,37 @@ class Experts:
         )
 
 
+def choose_native(model: ResolvedModel, compute: ComputeOptions, device: torch.device) -> tuple[str, ...]:
+    """Return the titles of the formats of a model's files that its layers multiply in.
+
+    By `auto` those that the GPUs have kernels for; processors have none, and would be slower and less exact than with
+    made weights. Raises InputError if they are asked for, and impossible.
+    """
+    if compute.quantizes and "int8" not in native_formats(device):
+        raise InputError(
+            f"--approximate int8 needs GPUs of compute capability 7.5 (RTX 20) or later, and {name_of_device(device)} "
+            "is not; leave it out."
+        )
+    is_asked = compute.weights == "native"
+    if compute.quantizes or not model.formats or not (is_asked or (compute.weights == "auto" and compute.may_keep)):
+        return ()
+    if importlib.util.find_spec("comfy_kitchen") is None:
+        if is_asked:
+            raise InputError(f"--weights native needs the package comfy-kitchen; {how_to_install('int8')}.")
+        return ()
+    if device.type == "cpu" and not is_asked:
+        return ()
+    found = tuple(each for each in model.formats if each in native_formats(device))
+    if is_asked and not found:
+        raise InputError(
+            f"--weights native does not work with {' and '.join(model.formats)} on {name_of_device(device)}, which has "
+            "no kernel for that; use --weights auto."
+        )
+    if found:
+        logger.info("Layers multiply in %s, as their files store them.", " and ".join(found))
+    return found
+
+
 def choose_weights(
     model: ResolvedModel,
     compute: ComputeOptions,
@@ -172,13 +207,15 @@ def choose_weights(
     *,
     for_loras: bool,
 ) -> str:
-    """Return whether the weights of a rank of so many bytes stay as their files store them, of `compute_options.KEPT`.
+    """Return whether the weights of a rank of so many bytes stay as their files store them: stored or made.
 
-    They are made once where there is room for all that the rank holds, nothing comes and goes, and no job may add
-    LoRAs.
+    They stay where layers multiply in their formats. Else they are made once where there is room for all that the rank
+    holds, nothing comes and goes, and no job may add LoRAs.
     """
     if model.family is None or model.folder is None or not compute.may_keep:
         return "made"
+    if compute.native:
+        return "stored"
     if for_loras and model.loras:
         logger.info("Weights that LoRAs change stay as their files store them: jobs may add others.")
         return "stored"

@@ -29,7 +29,7 @@ from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.queue.crashes import CrashMarker
-from svdq.worker.roles import Experts, PhaseWeights, choose_weights
+from svdq.worker.roles import Experts, PhaseWeights, choose_native, choose_weights
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +150,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         found = capacity(device, settings.memory_limit, sharing)
         return found if found is None else max(0, found - for_loras - for_upscaler)
 
+    compute = replace(compute, native=choose_native(resolved, compute, device))
     role, phase_weights = _choose_role(process, device, granted, dtype)
     how = choose_weights(
         resolved, compute, dtype, role, granted(), topology, device, for_loras=loras.folder is not None

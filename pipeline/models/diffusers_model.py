@@ -16,7 +16,7 @@ from torch import Tensor
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.models.compute.failures import in_a_sentence
 from svdq.pipeline.models.compute.memory import ACTIVITIES, Activity, MemoryShape, Phase, shape_for
-from svdq.pipeline.models.compute.options import DEFAULTS, ComputeOptions, stored_parts, weight_bytes
+from svdq.pipeline.models.compute.options import DEFAULTS, ComputeOptions, weight_bytes
 from svdq.pipeline.models.compute.residency import Residency, read_ahead
 from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
@@ -237,7 +237,7 @@ class DiffusersModel(VideoModel):
         self._put_back_all()
         for component, module in self._modules().items():
             for name, weight in chain(module.named_parameters(), module.named_buffers()):
-                if not all_finite(stored_parts(weight)):
+                if not all_finite([weight]):
                     return f"{component} ({name})"
             for name, layer in module.named_modules():
                 if isinstance(layer, MadeWeight) and not all_finite([layer.weight]):

@@ -80,6 +80,7 @@ class ResolvedModel(BaseModel):
     fingerprint: str | None = None  # hash of weights and configs; None: for no known devices
     base: str | None = None  # the base that a model file names, of which the folder is; None: no model file
     weights: dict[str, Path] = {}  # files in place of a component's weights in the folder, by component
+    formats: tuple[str, ...] = ()  # titles of the formats that files of its denoising components are quantized in
     loras: tuple[LoraFile, ...] = ()  # LoRAs, in the order in which they are added
     timings: Timings | None = None
 

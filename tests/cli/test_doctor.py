@@ -24,6 +24,7 @@ from svdq.worker.doctor import Finding, check_model, check_upscaler, limited
 from tests.conftest import Cli
 from tests.hub import know
 from tests.loading_redis import loading_redis
+from tests.pipeline.models.wan_files import write_model_file
 from tests.proxy import Proxy
 from tests.upscaling import torchvision, write_upscaler
 from tests.waiting import PATIENCE_S
@@ -101,6 +102,26 @@ def test_a_published_model_that_is_not_here_says_what_it_needs_of_the_gpus(
     ]
     assert "too much for 1 GPU of 24 GiB" in ways[0].text
     assert "30.5 s" in times.text
+
+
+@pytest.mark.parametrize(
+    ("capability", "weights", "says"),
+    [
+        ("8.9", "auto", "layers multiply in fp8, as the files store them"),
+        ("8.6", "auto", "weights in fp8 are made in the type computed in"),
+        ("8.9", "made", "weights in fp8 are made in the type computed in"),
+    ],
+)
+def test_a_model_in_fp8_says_whether_layers_multiply_in_it(
+    tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: str, weights: str, says: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '0, {capability}'; echo '1, 12.0'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    model = write_model_file(tmp_path, tiny_wan, "fp8.safetensors", lora=False)
+    found = {finding.subject: finding for finding in check_model(str(model), weights)}
+    assert (found["weights"].level, found["weights"].text) == ("ok", says)
 
 
 def test_quick_looks_at_redis_and_storage_only(svdq: Cli) -> None:

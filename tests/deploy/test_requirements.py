@@ -62,8 +62,8 @@ def test_the_wheels_for_the_gpu_check_are_all_that_it_needs() -> None:
     tested = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     versions = {canonicalize_name(name): version for name, version in tested}
     assert {name for name, version in wheels.items() if versions[name] != version} == {"imageio-ffmpeg"}
-    own = ["svdq", "accelerate", "diffusers", "ftfy", "gguf", "imageio-ffmpeg", "psutil"]
-    own += ["python-json-logger", "torchao"]
+    own = ["svdq", "accelerate", "comfy-kitchen", "diffusers", "ftfy", "gguf", "imageio-ffmpeg", "psutil"]
+    own += ["python-json-logger"]
     assert required_by(*own) - required_by("torch", "transformers") - {"svdq"} <= wheels.keys()
 
 

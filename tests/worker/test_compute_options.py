@@ -119,7 +119,7 @@ def codec(options: ComputeOptions) -> Codec:
     ("model", "options", "ranks", "words"),
     [
         ("wan", {"offload": "blocks", "compile": "blocks"}, 1, "does not work with --compile"),
-        ("wan", {"offload": "blocks", "approximate": ("int8",)}, 1, "does not work with --approximate int8"),
+        ("wan", {"weights": "native", "compile": "blocks"}, 1, "--weights native does not work with --compile"),
         ("svd", {"offload": "blocks"}, 1, "is for Wan and LTX-2"),
         ("wan", {"offload": "blocks"}, 1, "needs a GPU"),
         ("wan", {"experts": "rounds"}, 2, "--experts rounds --groups 2 --ranks 1"),
@@ -131,7 +131,7 @@ def test_options_that_exclude_each_other_are_one_sentence(
     resolved = resolve(str(tiny_wan if model == "wan" else tiny_model))
     with pytest.raises(InputError, match=words):
         check_ranks(RankConfig(**options), resolved, ranks, on_gpus="needs a GPU" not in words)
-    check_ranks(RankConfig(**options | {"offload": "off"}), resolved, 1, on_gpus=False)
+    check_ranks(RankConfig(**options | {"offload": "off", "weights": "auto"}), resolved, 1, on_gpus=False)
 
 
 def test_a_half_done_video_is_continued_with_the_same_options_only(tmp_path: Path, caplog) -> None:
@@ -147,7 +147,7 @@ def test_a_half_done_video_is_continued_with_the_same_options_only(tmp_path: Pat
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert Checkpoints(store, codec(other)).furthest("job", PARAMETERS) is None
-        assert "model m, device cpu, compiled blocks, approximate ['int8'], dtype float32" in caplog.text
+        assert "compiled blocks, approximate ['int8'], native ['int8'], dtype float32" in caplog.text
 
 
 def test_compiled_code_is_kept_in_a_private_folder_of_the_home(tmp_path: Path, monkeypatch) -> None:
@@ -172,7 +172,6 @@ def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(site) -> N
 
 @pytest.mark.long
 def test_a_video_says_how_it_was_computed(site) -> None:
-    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
     from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     model = site.folder / "tiny"
@@ -184,7 +183,7 @@ def test_a_video_says_how_it_was_computed(site) -> None:
     view = site.view(job_id)
     notice = "tiny (untrained: shows noise), approximate (int8)"
     assert (view.status, view.notice) == ("finished", notice)
-    compute = {"dtype": "bfloat16", "approximate": ["int8"]}
+    compute = {"dtype": "bfloat16", "approximate": ["int8"], "native": ["int8"]}
     for file in (Path(view.outputs[0]), Path(view.outputs[0]).with_suffix(".json")):
         found = read_provenance(file).as_json()["model"]
         assert len(found["compute"].pop("weights")) == 16
@@ -193,4 +192,3 @@ def test_a_video_says_how_it_was_computed(site) -> None:
     assert "bfloat16" in shown
     assert notice in shown
     assert notice in group.text
-    assert "torchao" not in group.text

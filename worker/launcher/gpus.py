@@ -19,6 +19,7 @@ GPUS_BY_BUS: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # CUDA numbers GPUs as
 PROBE_S: Final = 90.0  # seconds that a test computation may take, with the import of torch
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, WSL, AMD
 _MEMORY: Final = ("nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
+_CAPABILITY: Final = ("nvidia-smi", "--query-gpu=index,compute_cap", "--format=csv,noheader")
 _COUNT: Final = "import torch; [print(number) for number in range(torch.cuda.device_count())]"
 #: Lines of `nvidia-smi -L`: GPU 0: NVIDIA A100 (UUID: GPU-…), and indented MIG 1g.5gb Device 0: (UUID: MIG-…).
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*?(?: \(UUID: (.*)\))?$")
@@ -78,6 +79,13 @@ def memory_of_gpus() -> tuple[list[list[str]], str]:
     answer = ask(*_MEMORY, timeout_s=20.0) or CommandOutput(text="")
     lines = [line.split(", ") for line in answer.text.splitlines()]
     return [line for line in lines if len(line) == 4 and line[0].isdigit()], answer.failure
+
+
+def least_capability() -> tuple[int, int] | None:
+    """Return the lowest compute capability of the GPUs that the ranks will see; None: there are none, or not known."""
+    answer = ask(*_CAPABILITY, timeout_s=20.0) or CommandOutput(text="")
+    found = re.findall(r"^(\d+), (\d+)\.(\d+)$", answer.text, re.MULTILINE)
+    return min(((int(major), int(minor)) for number, major, minor in found if is_visible(number)), default=None)
 
 
 def visible_gpus() -> list[str]:

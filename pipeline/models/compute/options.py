@@ -1,19 +1,19 @@
-"""Compute options of a rank: dtype, compiling, int8 and streamed weights, applied to a UNet or transformer.
+"""Compute options of a rank: dtype, compiling, quantized and streamed weights, applied to a UNet or transformer.
 
 Launchers read the options, so torch is imported in the functions that use it.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from svdq.pipeline.errors import InputError, how_to_install, reason_of
+from svdq.pipeline.errors import InputError, reason_of
 
 if TYPE_CHECKING:
     import torch
 
 COMPILED, APPROXIMATE, OFFLOADED = ("off", "blocks", "whole"), ("int8",), ("off", "blocks")
-KEPT = ("auto", "stored", "made")
+KEPT = ("auto", "native", "stored", "made")
 #: Blocks that a GPU holds at a time if they are streamed: the present one, the next one, and one for what the allocator
 #: cannot use at once.
 STREAMED_BLOCKS = 3
@@ -36,19 +36,31 @@ class ComputeOptions:
     approximate: tuple[str, ...] = ()  # what changes results by more than rounding, of APPROXIMATE
     attention: str = "native"  # the backend of diffusers' attention dispatcher, or comfy-kitchen's int8
     offload: str = "off"  # what stays in host memory until it is needed, of OFFLOADED; changes no bits
-    weights: str = "auto"  # whether weights stay as files store them, of KEPT; changes no bits
+    weights: str = "auto"  # whether weights stay as files store them, of KEPT; between stored and made no bit differs
+    native: tuple[str, ...] = ()  # titles of the formats of files that layers multiply in, as decided by `weights`
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether weights are quantized as they are loaded."""
+        return "int8" in self.approximate
+
+    @property
+    def multiplied(self) -> tuple[str, ...]:
+        """Titles of the formats that layers of the denoising components multiply in."""
+        return ("int8",) if self.quantizes else self.native
 
     @property
     def may_keep(self) -> bool:
         """Whether layers may keep what weights files store."""
-        return self.weights == "stored" or (self.weights == "auto" and not self.approximate and self.compiled == "off")
+        return self.weights in ("native", "stored") or (self.weights == "auto" and self.compiled == "off")
 
     def changed(self) -> dict[str, Any]:
         """Return the options that may change bits and differ from the defaults, by name, as in JSON."""
         found = {name: value for name, value in asdict(self).items() if value != getattr(type(self), name)}
         for name in ("offload", "weights"):
             found.pop(name, None)
-        return found | ({"approximate": list(self.ways)} if self.ways else {})
+        lists = {"approximate": self.ways, "native": self.multiplied}
+        return found | {name: list(each) for name, each in lists.items() if each}
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -59,19 +71,6 @@ class ComputeOptions:
 
 
 DEFAULTS = ComputeOptions()  # the defaults of diffusers
-
-
-def quantization(options: ComputeOptions) -> Any:
-    """Return diffusers' config for int8 weights, each quantized as it is loaded; None: no such option."""
-    if "int8" not in options.approximate:
-        return None
-    try:
-        from torchao.quantization import Int8WeightOnlyConfig
-    except ImportError as error:
-        raise InputError(f"--approximate int8 needs the package torchao; {how_to_install('approximate')}.") from error
-    from diffusers import TorchAoConfig
-
-    return TorchAoConfig(Int8WeightOnlyConfig())
 
 
 def apply(unet: Any, options: ComputeOptions, blocks: Collection[str], device: "torch.device | None" = None) -> Any:
@@ -208,20 +207,11 @@ class _SplitAttention:
 
 
 def weight_bytes(module: Any, streamed: Collection[str] = ()) -> int:
-    """Return the bytes of all weights as stored, including quantized ones; of `streamed` blocks, those on the GPU."""
+    """Return the bytes of all weights, quantized ones as they are; of `streamed` blocks, those on the GPU."""
     kept = [each for name, each in module.named_buffers() if KEPT_BUFFER in name]
-    total = sum(part.nbytes for weight in (*module.parameters(), *kept) for part in stored_parts(weight))
+    total: int = sum(weight.nbytes for weight in (*module.parameters(), *kept))
     blocks = [weight_bytes(block) for block in module.modules() if type(block).__name__ in streamed]
     return total - sum(blocks) + sum(sorted(blocks)[-STREAMED_BLOCKS:])
-
-
-def stored_parts(weight: Any) -> "Iterator[torch.Tensor]":
-    """Yield the tensors that store a weight: a quantized weight has a float dtype but consists of several tensors."""
-    names = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else ()
-    if not names:
-        yield weight
-    for name in names:
-        yield from stored_parts(getattr(weight, name))
 
 
 def _compile(unet: Any, what: str, blocks: Collection[str]) -> None:

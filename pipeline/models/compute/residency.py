@@ -12,9 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-from svdq.pipeline.models.compute.options import stored_parts
 
 BUFFER_BYTES = 64 * 2**20  # of each of two pinned buffers for weights: one is filled, the other copied
 
@@ -78,9 +75,8 @@ class Residency:
 
 
 def _parts(module: nn.Module) -> Iterable[Tensor]:
-    """Return the tensors of a component as stored, each once."""
-    weights = [*module.parameters(), *module.buffers()]
-    return {part.data_ptr(): part for weight in weights for part in stored_parts(weight)}.values()
+    """Return the weights of a component, each once."""
+    return {weight.data_ptr(): weight for weight in (*module.parameters(), *module.buffers())}.values()
 
 
 def copies_of(module: nn.Module) -> _Copies:
@@ -115,19 +111,7 @@ def move_out(module: nn.Module, copies: _Copies) -> None:
 def _replace_all(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Replace the data of all weights in place: compiled code refers to the weights themselves."""
     for weight in [*module.parameters(), *module.buffers()]:
-        _replace(weight, change)
-
-
-def _replace(weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
-    if not is_traceable_wrapper_subclass(weight):
         weight.data = change(weight.detach())
-        return
-    for name in weight.__tensor_flatten__()[0]:  # the tensors that store a quantized weight
-        part = getattr(weight, name)
-        if is_traceable_wrapper_subclass(part):
-            _replace(part, change)
-        else:
-            setattr(weight, name, change(part))
 
 
 class Uploader:

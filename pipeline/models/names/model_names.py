@@ -7,7 +7,7 @@ Does not import torch.
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
@@ -34,6 +34,7 @@ from svdq.pipeline.models.weights.model_folder import (
     WEIGHTS,
     check_folder,
     class_in,
+    formats_in,
     has_tokenizer,
     loaded_files,
     pipeline_of,
@@ -222,6 +223,8 @@ def _resolve(name: str, on_gpus: bool | None, dtype: str) -> ResolvedModel:
     )
     if given is not None:
         model = _changed(model, given, Path(name))
+    formats = formats_in(_files_of_denoisers(model, layout, torch_dtype or DTYPES[family.half]))
+    model = model.model_copy(update={"formats": tuple(sorted(formats))})
     if torch_dtype is not None:
         model = model.model_copy(update={"fingerprint": _fingerprint(_files_of(model, layout, torch_dtype), given)})
     return model
@@ -278,6 +281,15 @@ def _check_experts(files: Sequence[tuple[str, str]], experts: Mapping[str, str],
             f"The model file {str(path)!r} has the files of the two experts swapped, by their names: {experts['high']} "
             f"is the high-noise expert, and {experts['low']} the low-noise one."
         )
+
+
+def _files_of_denoisers(model: ResolvedModel, layout: FolderLayout, dtype: str) -> Iterator[Path]:
+    assert model.folder is not None
+    for each in layout.denoisers:
+        if each in model.weights:
+            yield model.weights[each]
+        else:
+            yield from loaded_files(model.folder, each, WEIGHTS[layout.dtype_of(each, dtype)])
 
 
 def _files_of(model: ResolvedModel, layout: FolderLayout, dtype: str) -> dict[str, Path]:

@@ -26,7 +26,8 @@ _READ = "bf16, fp8, int8, mxfp8, nvfp4 or GGUF"
 class Format:
     """How ComfyUI stores weights."""
 
-    layout: str = ""  # comfy-kitchen's class; "": fp8, which needs none
+    title: str  # in options, logs and sidecars
+    layout: str = ""  # comfy-kitchen's class; "": fp8, which is read without
     dtype: str  # of the weight, by safetensors' name
     scale_dtypes: tuple[str, ...] = ("F32", "F16", "BF16")
     packed: int = 1  # numbers in an element of the weight
@@ -34,29 +35,55 @@ class Format:
     multiple: int = 1  # what the numbers of a row are a multiple of
     is_rotated: bool | None = False  # by ConvRot; None: as the mark says
     scale_view: str = ""  # torch's dtype of scales that a file may have as bytes
+    capability: tuple[int, int] | None = None  # of NVIDIA's GPUs, from which on they multiply in it; None: none do
+    sides: int = 1  # what the sides of a matrix are a multiple of that kernels multiply
 
 
 FORMATS: Final[Mapping[str, Format]] = {
-    "float8_e4m3fn": Format(dtype="F8_E4M3"),
-    "float8_e5m2": Format(dtype="F8_E5M2"),
-    "int8_tensorwise": Format(layout="TensorWiseINT8Layout", dtype="I8", is_rotated=None),
+    "float8_e4m3fn": Format(title="fp8", dtype="F8_E4M3", capability=(8, 9), sides=16),
+    "float8_e5m2": Format(title="fp8 e5m2", dtype="F8_E5M2"),
+    "int8_tensorwise": Format(
+        title="int8", layout="TensorWiseINT8Layout", dtype="I8", is_rotated=None, capability=(7, 5)
+    ),
     "mxfp8": Format(
+        title="mxfp8",
         layout="TensorCoreMXFP8Layout",
         dtype="F8_E4M3",
         scale_dtypes=("U8", "F8_E8M0"),
         block=32,
         scale_view="float8_e8m0fnu",
+        capability=(10, 0),
+        sides=32,
     ),
     "nvfp4": Format(
+        title="nvfp4",
         layout="TensorCoreNVFP4Layout",
         dtype="U8",
         scale_dtypes=("U8", "F8_E4M3"),
         packed=2,
         block=16,
         scale_view="float8_e4m3fn",
+        capability=(10, 0),
+        sides=32,
     ),
-    "convrot_w4a4": Format(layout="TensorCoreConvRotW4A4Layout", dtype="I8", packed=2, multiple=64, is_rotated=True),
+    "convrot_w4a4": Format(
+        title="W4A4",
+        layout="TensorCoreConvRotW4A4Layout",
+        dtype="I8",
+        packed=2,
+        multiple=64,
+        is_rotated=True,
+    ),
 }
+
+
+#: Titles of the formats that comfy-kitchen multiplies in on a processor, where torch has no products of blocks.
+ON_PROCESSORS: Final = frozenset({"fp8", "int8"})
+
+
+def formats_of_gpu(capability: tuple[int, int]) -> frozenset[str]:
+    """Return the titles of the formats that an NVIDIA GPU of a compute capability multiplies in."""
+    return frozenset(form.title for form in FORMATS.values() if form.capability and form.capability <= capability)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +92,7 @@ class Mark:
 
     name: str
     group: int = 0  # numbers of a row that ConvRot rotates together; 0: none
+    is_made: bool = False  # whether its layer is to multiply in full precision
 
     @property
     def format(self) -> Format:
@@ -137,15 +165,24 @@ def _mark(file: SafetensorsFile, module: str, written: Any) -> Mark:
             f"The weights file {file.path} marks {module} as {name} with convrot {str(wanted)[:20]}, which no known "
             f"format has; give weights in {_READ}."
         )
+    is_made = bool(settings.get("full_precision_matrix_mult"))
     if not wanted:
-        return Mark(name=name)
+        return Mark(name=name, is_made=is_made)
     group = settings.get("convrot_groupsize", 256)
     if type(group) is not int or group not in (4**n for n in range(1, 9)):
         raise InputError(
             f"The weights file {file.path} rotates {module} in groups of {str(group)[:20]}, and ConvRot's are powers "
             "of 4; get the file again."
         )
-    return Mark(name=name, group=group)
+    return Mark(name=name, group=group, is_made=is_made)
+
+
+def implied_mark(file: SafetensorsFile, module: str) -> Mark | None:
+    """Return the format of a module's weight without a mark: fp8, or int8 with a scale; None: any other."""
+    dtype = file.entries[f"{module}.weight"].dtype
+    if dtype == "I8" and scale_keys(file, module):
+        return Mark(name="int8_tensorwise")
+    return next((Mark(name=name) for name, form in FORMATS.items() if not form.layout and form.dtype == dtype), None)
 
 
 def scale_keys(file: SafetensorsFile, module: str) -> dict[str, str]:

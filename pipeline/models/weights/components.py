@@ -1,6 +1,7 @@
 """Loads components from a diffusers folder, from safetensors alone and offline, with errors that name the weight."""
 
 import importlib
+import importlib.util
 import logging
 import math
 from collections.abc import Collection, Iterable, Iterator
@@ -11,10 +12,10 @@ from typing import Any
 
 import torch
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, how_to_install
 from svdq.pipeline.models.compute.failures import in_a_sentence
 from svdq.pipeline.models.compute.memory import Phase
-from svdq.pipeline.models.compute.options import ComputeOptions, apply, quantization, stream_layers
+from svdq.pipeline.models.compute.options import ComputeOptions, apply, stream_layers
 from svdq.pipeline.models.family import Family, FileNames, FolderLayout
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel
 from svdq.pipeline.models.video_model import ModelInfo, Role
@@ -28,7 +29,7 @@ from svdq.pipeline.models.weights.formats import (
     without,
 )
 from svdq.pipeline.models.weights.loras import Lora, open_lora, warnings_of
-from svdq.pipeline.models.weights.made_weights import load_weights
+from svdq.pipeline.models.weights.made_weights import Keeping, load_weights
 from svdq.pipeline.models.weights.model_folder import (
     WEIGHTS,
     class_in,
@@ -142,14 +143,22 @@ class ComponentLoader:
     def load_for(self, component: str, device: torch.device, options: ComputeOptions) -> Any:
         """Load one component as the options say, a denoising one configured; raises InputError for whatever reason."""
         with in_a_sentence(f"The {component} of the model {self.name}", device, self._needed_bytes):
-            is_kept = options.weights == "stored"
+            if options.quantizes and importlib.util.find_spec("comfy_kitchen") is None:
+                raise InputError(f"--approximate int8 needs the package comfy-kitchen; {how_to_install('int8')}.")
+            is_denoiser, keeping = component in self.layout.denoisers, None
+            if options.weights == "stored" or (is_denoiser and options.multiplied):
+                keeping = Keeping(
+                    blocks=self.layout.blocks,
+                    native=options.multiplied if is_denoiser else (),
+                    quantizes=options.quantizes and is_denoiser,
+                    device=device,
+                )
             if self.is_streamed(component):
-                return stream_layers(self.load(component, torch.device("cpu"), is_kept=is_kept), device)
-            if component not in self.layout.denoisers:
-                return self.load(component, device, is_kept=is_kept)
+                return stream_layers(self.load(component, torch.device("cpu"), keeping), device)
+            if not is_denoiser:
+                return self.load(component, device, keeping)
             where = torch.device("cpu") if options.offload == "blocks" else device
-            found = self.load(component, where, quantization(options), is_kept=is_kept)
-            return apply(found, options, self.layout.blocks, device)
+            return apply(self.load(component, where, keeping), options, self.layout.blocks, device)
 
     def is_streamed(self, component: str) -> bool:
         """Return whether the layers of a text encoder come from host memory one by one."""
@@ -197,24 +206,19 @@ class ComponentLoader:
     def _files(self, component: str) -> list[Path]:
         return loaded_files(self.path, component, WEIGHTS[name_of(self.dtype_of(component))])
 
-    def load(self, component: str, device: torch.device, quantized: Any = None, *, is_kept: bool = False) -> Any:
-        """Load one component; raises InputError if a weight is missing.
-
-        `quantized` is diffusers' config for that, and with `is_kept` weights stay as they are stored.
-        """
+    def load(self, component: str, device: torch.device, keeping: Keeping | None = None) -> Any:
+        """Load one component; raises InputError if a weight is missing."""
         import diffusers
         import transformers
 
         kind = self.class_of(component)
         is_changed = component in self.model.weights or any(lora.component == component for lora in self.model.loras)
-        if is_changed or is_rounded(self._files(component)):
-            return self._assemble(kind, component, device, quantized, is_kept=is_kept)
+        if is_changed or (keeping is not None and keeping.quantizes) or is_rounded(self._files(component)):
+            return self._assemble(kind, component, device, keeping)
         variant = "fp16" if is_half(self._files(component)[0].name) else None
         arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
         if device.type != "cpu":
             arguments["device_map"] = {"": device}
-        if quantized is not None:
-            arguments["quantization_config"] = quantized
         # Both libraries renamed the argument and warn about the old name.
         renamed = hasattr(diffusers.utils, "_resolve_dtype")
         if issubclass(kind, transformers.PreTrainedModel):
@@ -224,12 +228,11 @@ class ComponentLoader:
         self._check_complete(component, loading["missing_keys"])
         return model
 
-    def _assemble(self, kind: Any, component: str, device: torch.device, quantized: Any, *, is_kept: bool) -> Any:
+    def _assemble(self, kind: Any, component: str, device: torch.device, keeping: Keeping | None) -> Any:
         model, stored, loras = self.open_changed(kind, component)
         for warning in (*self.warnings(component), *(warning for lora in loras for warning in warnings_of(lora))):
             logger.warning("%s", warning)
-        how = {"dtype": self.dtype_of(component), "device": device, "quantization": quantized}
-        load_weights(model, stored, loras, **how, kept_in=self.layout.blocks if is_kept else None)
+        load_weights(model, stored, loras, dtype=self.dtype_of(component), device=device, keeping=keeping)
         return model
 
     def open_changed(self, kind: Any, component: str) -> tuple[Any, dict[str, Stored], list[Lora]]:

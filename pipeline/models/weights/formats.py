@@ -23,6 +23,7 @@ from svdq.pipeline.models.weights.comfy_quant import (
     SCALE,
     Mark,
     check_tensors,
+    implied_mark,
     marks_of,
     scale_keys,
 )
@@ -44,6 +45,7 @@ class Stored:
     num_elements: int
     read: Callable[[], dict[str, Tensor]]  # the tensors that store it, mapped where the file allows it
     dequantize: Callable[[Mapping[str, Tensor]], Tensor] = plain  # makes it of them, on their device
+    mark: Mark | None = None  # the format in which a linear layer may multiply by it
 
 
 def open_folder(files: Sequence[Path]) -> dict[str, Stored]:
@@ -81,16 +83,21 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
         if kind in NO_WEIGHTS or key in NO_WEIGHTS:
             continue
         mark, scales = (marks.get(module), scale_keys(tensors, module)) if kind == "weight" else (None, {})
+        native = None
         if kind == "weight" and (mark is not None or entry.dtype.startswith(("F8", "I", "U", "BOOL"))):
             quantized.add(module)
             _check(tensors, module, mark, scales, is_marked=bool(marks))
+            native = mark or implied_mark(tensors, module)
+            if native is not None and native.is_fp8 and SCALE in scales:
+                # comfy-kitchen multiplies fp8 by one scale.
+                native = native if math.prod(tensors.entries[scales[SCALE]].shape) == 1 else None
         packed = 1
         how: Callable[[Mapping[str, Tensor]], Tensor]
         how = scaled if scales else unrounded if entry.dtype.startswith("F8") else plain
         if mark is not None and not mark.is_fp8:
             packed, how = mark.format.packed, dequantize_of(mark)
         read = partial(_read, tensors, {DATA: key} | scales)
-        found[key] = Stored(num_elements=math.prod(entry.shape) * packed, read=read, dequantize=how)
+        found[key] = Stored(num_elements=math.prod(entry.shape) * packed, read=read, dequantize=how, mark=native)
     for key in found:
         if key.endswith((".weight", ".bias")):
             continue

@@ -75,6 +75,16 @@ class Lora:
             weight = weight + (self.file.strength * self.factors[name]) * product
         return weight
 
+    def add_beside(self, name: str, product: Tensor, rows: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Add to a product (M, N), in place, what the LoRA adds to it: B(A x) of the rows (M, K), in their dtype."""
+        added = {kind: tensor.to(rows.dtype) for kind, tensor in tensors.items()}
+        if "diff" in added:
+            weight = added["diff"].reshape(product.shape[1], rows.shape[1])
+            product.addmm_(rows, weight.t(), alpha=self.file.strength * self.scales[name])
+        if "down" in added:
+            inner = rows @ added["down"].flatten(1).t()
+            product.addmm_(inner, added["up"].flatten(1).t(), alpha=self.file.strength * self.factors[name])
+
 
 def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Callable[[str], str]) -> Lora:
     """Match the keys of a LoRA to the weights of a component, whose `shapes` have diffusers' names.

@@ -1,11 +1,13 @@
-"""Weights that are made where they are used: a layer keeps what its file stores, fp8 with scales or GGUF blocks.
+"""Layers that keep what their file stores, and make their weight where they use it, or multiply in its format.
 
 W = dequantize(stored) + sum of strength * (alpha / rank) * B @ A, in float32 and rounded once to the dtype computed in.
 Weights that are made once, when they are loaded, are made by the same functions on the same device: same bits.
+
+A layer that multiplies in its format adds LoRAs beside its product: W x + sum of strength * (alpha / rank) * B(A x).
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -14,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from svdq.pipeline.models.compute.options import KEPT_BUFFER
+from svdq.pipeline.models.weights.comfy_quant import Mark
 from svdq.pipeline.models.weights.formats import Stored, shapes_of
+from svdq.pipeline.models.weights.kitchen import Multiply, dequantize_of, multiply_of, quantize
 from svdq.pipeline.models.weights.loras import Lora
 
 
@@ -33,6 +37,13 @@ class Recipe:
         """Whether the file has fewer bytes of it than the model."""
         return sum(each.nbytes for each in self.stored.read().values()) < self.stored.num_elements * self.dtype.itemsize
 
+    def mark_among(self, formats: Collection[str]) -> Mark | None:
+        """Return the format that it is stored in if a layer can multiply in it, and its title is among `formats`."""
+        mark = self.stored.mark
+        if mark is None or mark.is_made or mark.format.title not in formats:
+            return None
+        return None if any(side % mark.format.sides for side in self.shape) else mark
+
     def tensors(self) -> dict[str, Tensor]:
         """Read the tensors that it is made of, by the names that `make` knows them by."""
         stored = self.stored.read()
@@ -46,11 +57,15 @@ class Recipe:
         weight = self.stored.dequantize(tensors).reshape(self.shape)
         if self.loras:
             weight = (weight if self.is_smaller else weight.to(self.dtype)).to(torch.float32)
-        for number, lora in enumerate(self.loras):
-            start = f"{number} "
-            added = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
+        for lora, added in self.loras_in(tensors):
             weight = lora.add(self.name, weight, added)
         return weight
+
+    def loras_in(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Lora, dict[str, Tensor]]]:
+        """Yield the LoRAs with their tensors, of all that it is made of."""
+        for number, lora in enumerate(self.loras):
+            start = f"{number} "
+            yield lora, {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
 
 
 class Weights(dict[str, Tensor]):
@@ -85,6 +100,13 @@ class MadeWeight:
     job_loras: Sequence[tuple[Lora, Mapping[str, Tensor]]] = ()
 
     @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that the weight is made of, by the names that the recipe knows them by."""
+        return {
+            name: getattr(self, buffer).view(dtype).reshape(shape) for name, (buffer, dtype, shape) in self.kept.items()
+        }
+
+    @property
     def weight(self) -> Tensor:
         """The weight, made now."""
         weight: Tensor
@@ -93,28 +115,39 @@ class MadeWeight:
             if not self.job_loras:
                 return weight
         else:
-            weight = self.recipe.make(
-                {
-                    name: getattr(self, buffer).view(dtype).reshape(shape)
-                    for name, (buffer, dtype, shape) in self.kept.items()
-                }
-            )
+            weight = self.recipe.make(self.tensors)
         for lora, tensors in self.job_loras:
             weight = lora.add(self.name, weight.to(torch.float32), tensors)
         return weight.to(self.made_dtype)
 
 
+class NativeWeight(MadeWeight):
+    """A part of the classes of linear layers that multiply in the format of their weight."""
+
+    bias: Tensor | None
+    multiply: Multiply
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Multiply (..., K) by the weight (N, K), and add LoRAs and the bias: (..., N)."""
+        assert self.recipe is not None
+        rows, tensors = hidden_states.reshape(-1, hidden_states.shape[-1]), self.tensors
+        product = self.multiply(rows, tensors, self.bias)
+        for lora, added in (*self.recipe.loras_in(tensors), *self.job_loras):
+            lora.add_beside(self.name, product, rows, added)
+        return product.reshape(*hidden_states.shape[:-1], -1)
+
+
 @cache
-def _made(kind: Any) -> Any:
-    return type(f"Made{kind.__name__}", (MadeWeight, kind), {})
+def _made(part: Any, kind: Any) -> Any:
+    return type(f"{part.__name__.removesuffix('Weight')}{kind.__name__}", (part, kind), {})
 
 
-def make_at_use(layer: nn.Module, name: str) -> MadeWeight:
-    """Let a layer make its weight when it uses it, in the dtype that it has now."""
+def make_at_use(layer: nn.Module, name: str, part: type[MadeWeight] = MadeWeight) -> MadeWeight:
+    """Let a layer make its weight when it uses it, in the dtype that it has now; `part` is of its new class."""
     if isinstance(layer, MadeWeight):
         return layer
     dtype = layer._parameters["weight"].dtype  # type: ignore[union-attr]
-    layer.__class__ = _made(type(layer))  # type: ignore[arg-type]
+    layer.__class__ = _made(part, type(layer))  # type: ignore[arg-type]
     assert isinstance(layer, MadeWeight)
     layer.name, layer.made_dtype = name, dtype
     return layer
@@ -131,34 +164,73 @@ def layers_of_blocks(model: nn.Module, blocks: Collection[str]) -> dict[str, nn.
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """Which layers of a component's blocks keep what its file stores."""
+
+    blocks: Collection[str]  # the classes of the blocks
+    native: Collection[str] = ()  # titles of the formats that linear layers multiply in
+    quantizes: bool = False  # whether the other linear layers are quantized to int8, and multiply in it
+    device: torch.device  # where weights are made to be quantized
+
+
 def keep_stored(
     model: nn.Module,
     recipes: Mapping[str, Recipe],
-    blocks: Collection[str],
+    keeping: Keeping,
     dtype: torch.dtype,
     device: torch.device,
 ) -> set[str]:
     """Let layers of a component's blocks keep what the file stores; return the names of their weights.
 
     Those are weights that the file stores in fewer bytes, and weights that LoRAs of a model file change, since LoRAs of
-    jobs may change them, too.
+    jobs may change them, too; or all of linear layers where they are quantized.
     `model` has no memory for its weights; those that stay in float32 are made once.
     """
-    stored = set()
-    for name, layer in layers_of_blocks(model, blocks).items():
-        recipe = recipes[name]
-        if recipe.dtype != dtype or not (recipe.is_smaller or recipe.loras):
+    kept = set()
+    for name, layer in layers_of_blocks(model, keeping.blocks).items():
+        recipe, is_linear = recipes[name], isinstance(layer, nn.Linear)
+        if recipe.dtype != dtype:
             continue
-        tensors, kept = recipe.tensors(), {}
-        made = make_at_use(layer, name)
-        del layer._parameters["weight"]
-        for number, (part, tensor) in enumerate(tensors.items()):
-            kept[part] = (f"{KEPT_BUFFER}{number}", tensor.dtype, tensor.shape)
-            bits = tensor.contiguous().reshape(-1).view(torch.uint8).to(device)
-            layer.register_buffer(f"{KEPT_BUFFER}{number}", bits, persistent=False)
-        made.recipe, made.made_dtype, made.kept = recipe, dtype, kept
-        stored.add(name)
-    return stored
+        mark = recipe.mark_among(keeping.native) if is_linear else None
+        if mark is None and is_linear and keeping.quantizes:
+            recipe, mark, tensors = _quantized(recipe, keeping.device)
+        elif recipe.is_smaller or recipe.loras:
+            tensors = recipe.tensors()
+        else:
+            continue
+        _keep(layer, recipe, mark, tensors, dtype, device)
+        kept.add(name)
+    return kept
+
+
+def _quantized(recipe: Recipe, device: torch.device) -> tuple[Recipe, Mark, dict[str, Tensor]]:
+    """Make a weight with the LoRAs of a model file, and quantize it to int8; return how to make it of what remains."""
+    weight = recipe.make({part: each.to(device) for part, each in recipe.tensors().items()}).to(recipe.dtype)
+    mark, tensors = quantize(weight)
+    stored = Stored(num_elements=weight.numel(), read=dict, dequantize=dequantize_of(mark))  # no file has them
+    return replace(recipe, stored=stored, loras=()), mark, tensors
+
+
+def _keep(
+    layer: nn.Module,
+    recipe: Recipe,
+    mark: Mark | None,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Let a layer keep the tensors that its weight is made of, on a device, and multiply in the format of a mark."""
+    made, kept = make_at_use(layer, recipe.name, MadeWeight if mark is None else NativeWeight), {}
+    del layer._parameters["weight"]
+    for number, (part, tensor) in enumerate(tensors.items()):
+        kept[part] = (f"{KEPT_BUFFER}{number}", tensor.dtype, tensor.shape)
+        bits = tensor.contiguous().reshape(-1).view(torch.uint8).to(device)
+        layer.register_buffer(f"{KEPT_BUFFER}{number}", bits, persistent=False)
+    made.recipe, made.made_dtype, made.kept = recipe, dtype, kept
+    if mark is not None:
+        assert isinstance(made, NativeWeight)
+        made.multiply = multiply_of(mark)
 
 
 def load_weights(
@@ -168,27 +240,18 @@ def load_weights(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    quantization: Any = None,
-    kept_in: Collection[str] | None = None,
+    keeping: Keeping | None = None,
 ) -> None:
     """Load the weights of an `empty_component`, as its `from_pretrained` does; `stored` has all of them.
 
-    Layers in blocks of the classes `kept_in` keep what the file stores where that is smaller, and LoRAs of jobs may
-    change them; not with a `quantization` of diffusers.
+    With `keeping`, LoRAs of jobs may change the layers that keep what the file stores.
     """
     import transformers
     from diffusers.models.model_loading_utils import load_model_dict_into_meta
-    from diffusers.quantizers import DiffusersAutoQuantizer
 
     # transformers keeps modules in float32 for float16 only.
     is_text = isinstance(model, transformers.PreTrainedModel)
-    quantizer, keep = None, [] if is_text and dtype != torch.float16 else list(model._keep_in_fp32_modules or ())
-    if quantization is not None:
-        quantizer = DiffusersAutoQuantizer.from_config(quantization, pre_quantized=False)
-        keep = keep if getattr(quantizer, "use_keep_in_fp32_modules", False) else []
-        quantizer.validate_environment()
-        dtype = quantizer.update_torch_dtype(dtype)
-        quantizer.preprocess_model(model=model, device_map=None, state_dict=dict(stored), keep_in_fp32_modules=keep)
+    keep = [] if is_text and dtype != torch.float16 else list(model._keep_in_fp32_modules or ())
     recipes = {
         name: Recipe(
             name=name,
@@ -199,22 +262,18 @@ def load_weights(
         )
         for name, shape in shapes_of(model).items()
     }
-    if kept_in is not None:
-        for name in keep_stored(model, recipes, kept_in, dtype, device):
+    if keeping is not None:
+        for name in keep_stored(model, recipes, keeping, dtype, device):
             del recipes[name]
     load_model_dict_into_meta(
         model,
         Weights(recipes, device),
         dtype=dtype,
         device_map={"": device},
-        hf_quantizer=quantizer,
         keep_in_fp32_modules=keep,
     )
-    if quantizer is not None:
-        quantizer.postprocess_model(model)
-        model.hf_quantizer = quantizer
     if is_text:
         model.tie_weights()
-    if kept_in is not None:
+    if keeping is not None:
         model.recipes = {name: recipe for name, recipe in recipes.items() if recipe.loras or recipe.is_smaller}
     model.eval()

@@ -16,7 +16,7 @@ from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError, how_to_install, reason_of
 from svdq.pipeline.models.family import FileNames, FolderLayout
 from svdq.pipeline.models.model_name import is_model_file, preset_or_path
-from svdq.pipeline.models.weights.comfy_quant import NOTE, SCALES, SECOND, marks_of, scale_keys
+from svdq.pipeline.models.weights.comfy_quant import NOTE, SCALES, SECOND, implied_mark, marks_of, scale_keys
 from svdq.pipeline.models.weights.gguf_file import open_gguf
 from svdq.pipeline.models.weights.safetensors_file import SafetensorsFile
 
@@ -128,6 +128,18 @@ def weights_in(file: Path, names: FileNames | None = None) -> list[tuple[str, in
 def is_rounded(files: Iterable[Path]) -> bool:
     """Return whether some weights in the files of a folder have a byte each, as in fp8."""
     return any(num_bytes < 2 * number for file in files for _, number, num_bytes in weights_in(file))
+
+
+def formats_in(files: Iterable[Path]) -> set[str]:
+    """Return the titles of ComfyUI's formats that weights in safetensors files are quantized in."""
+    found = set()
+    for file in (each for each in files if each.suffix == ".safetensors"):
+        with suppress(OSError, ValueError):
+            opened = SafetensorsFile.open(file)
+            marks = marks_of(opened)
+            modules = [name.removesuffix(".weight") for name in opened.entries if name.endswith(".weight")]
+            found |= {mark.format.title for each in modules if (mark := marks.get(each) or implied_mark(opened, each))}
+    return found
 
 
 def gguf_tensors(file: Path) -> Sequence[Any]:

@@ -39,6 +39,7 @@ KINDS = {
     ),
     "int8 ConvRot": _convrot(256),
     "int8 ConvRot in 16s": _convrot(16),
+    "fp8": Kind(layout="TensorCoreFP8Layout", mark={"format": "float8_e4m3fn"}),
     "mxfp8": Kind(layout="TensorCoreMXFP8Layout", mark={"format": "mxfp8"}, multiple=32, is_padded=True),
     "nvfp4": Kind(layout="TensorCoreNVFP4Layout", mark={"format": "nvfp4"}, multiple=16, is_padded=True),
     "W4A4 ConvRot": Kind(

@@ -1,6 +1,6 @@
 """The options of computing: what each changes in the result, that ranks agree, and that compiling serves all videos."""
 
-import sys
+import importlib.util
 
 import numpy as np
 import pytest
@@ -116,7 +116,6 @@ def test_split_attention_compiles_in_one_piece(tiny_model, compiled_graphs) -> N
 
 @pytest.mark.slow
 def test_frames_do_not_depend_on_the_ranks_with_int8_weights(tiny_model, photo) -> None:
-    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
     options = ComputeOptions(approximate=("int8",))
     videos = [PARAMETERS, PARAMETERS.model_copy(update={"seed": 4, "steps": 3, "max_guidance_scale": 1.0})]
     shared = ranks.render(str(tiny_model), photo, videos, num_ranks=2, options=options)
@@ -234,19 +233,19 @@ def test_samples_share_tables_but_no_counter(tiny_model, tensors) -> None:
 
 @pytest.mark.slow
 def test_int8_is_near_and_says_so(tiny_model, tensors, eager) -> None:
-    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
     chosen = ComputeOptions(approximate=("int8",))
     model = open_with(tiny_model, chosen)
     assert 1e-4 < difference(denoise(model, tensors[0]), eager[0]) < 0.1
     assert "approximate (int8)" in model.info.notice
-    assert model.info.compute["approximate"] == ["int8"]
+    assert model.info.compute["approximate"] == model.info.compute["native"] == ["int8"]
     assert options.weight_bytes(model.pipeline.unet) < 0.7 * options.weight_bytes(open_with(tiny_model).pipeline.unet)
 
 
 def test_int8_without_its_package_is_one_sentence(tiny_model, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "comfy_kitchen" else find(name))
     with pytest.raises(
-        InputError, match=r"^--approximate int8 needs the package torchao; run `pip install .*\[approximate\]"
+        InputError, match=r"^--approximate int8 needs the package comfy-kitchen; run `pip install .*\[int8\]"
     ):
         open_with(tiny_model, ComputeOptions(approximate=("int8",)))
 

@@ -124,7 +124,6 @@ def peak_of_loading(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the pages of mapped files apart")
 def test_float32_files_are_quantized_one_weight_at_a_time(tmp_path, monkeypatch):
     """In a new process with malloc's own limits: what earlier tests have freed stays in this one."""
-    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
     write_tiny_wan(tmp_path, "ti2v-5b")
     for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
         monkeypatch.delenv(name, raising=False)
@@ -241,7 +240,7 @@ def test_int8_attention_on_a_gpu_that_cannot(tiny_wan, monkeypatch, capability, 
 def test_attention_in_int8_is_approximate(tiny_model):
     assert ComputeOptions(attention="sage").changed() == {"attention": "sage", "approximate": ["sage"]}
     both = ComputeOptions(attention="int8", approximate=("int8",))
-    assert both.changed() == {"attention": "int8", "approximate": ["int8", "int8 attention"]}
+    assert both.changed() == {"attention": "int8", "approximate": ["int8", "int8 attention"], "native": ["int8"]}
     assert ComputeOptions(attention="flash").changed() == {"attention": "flash"}
     with pytest.raises(InputError, match="--attention is for transformers, "):
         open_model(resolve(str(tiny_model)), EVERYTHING, CPU, torch.float32, ComputeOptions(attention="flash"))

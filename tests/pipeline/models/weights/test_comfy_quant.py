@@ -24,7 +24,7 @@ from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.weights.components import ComponentLoader, check_model_file
 from svdq.pipeline.models.weights.formats import open_file
-from svdq.pipeline.models.weights.made_weights import MadeWeight
+from svdq.pipeline.models.weights.made_weights import Keeping, MadeWeight
 from tests.pipeline.models.comfy_files import KINDS, quantized, save_quantized
 from tests.pipeline.models.comfyui.workflows import template, written
 from tests.pipeline.models.ltx.test_files import assert_same
@@ -202,7 +202,8 @@ def test_every_component_loads_to_its_dequantized_weights(
     model = resolve(str(write_model_file(tmp_path, folder_of(base), **{component: file})))
     assert next(check_model_file(model, layout_of(model))) == f"{component}: all weights are in {tmp_path / file}."
     loader = ComponentLoader(model=model, layout=layout_of(model), role=Role(), dtype=torch.float32)
-    made, stored = (loader.load(component, CPU, is_kept=is_kept) for is_kept in (False, True))
+    keeping = Keeping(blocks=loader.layout.blocks, device=CPU)
+    made, stored = (loader.load(component, CPU, how) for how in (None, keeping))
     changed = [name for name, weight in weights.items() if not torch.equal(weight, kept[name])]
     assert len(changed) > 5
     assert component == "transformer" or any("embed" in name or "shared" in name for name in changed)

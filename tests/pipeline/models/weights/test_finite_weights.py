@@ -56,6 +56,5 @@ def test_only_who_computes_in_float16_is_sent_to_float32(dtype: str, advice: str
 
 
 def test_weights_that_are_quantised_are_looked_at(tiny_model) -> None:
-    pytest.importorskip("torchao")
     model = SvdModel(resolve(str(tiny_model)), Role(), CPU, torch.float32, ComputeOptions(approximate=("int8",)))
     assert model.broken_weights() == ""

@@ -59,20 +59,24 @@ def with_set(model_file: Path, loras: tuple[LoraChoice, ...], folder: Path) -> P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "lora", "dtype"),
+    ("name", "lora", "dtype", "native"),
     [
-        ("none", False, torch.float32),
-        pytest.param("none", True, torch.bfloat16, marks=pytest.mark.long),
-        ("scaled.safetensors", True, torch.float32),
-        pytest.param("fp8.safetensors", True, torch.bfloat16, marks=pytest.mark.long),
-        pytest.param("scaled.safetensors", False, torch.bfloat16, marks=pytest.mark.long),
-        ("Q4_K.gguf", True, torch.bfloat16),
+        ("none", False, torch.float32, ()),
+        pytest.param("none", True, torch.bfloat16, (), marks=pytest.mark.long),
+        ("scaled.safetensors", True, torch.float32, ()),
+        pytest.param("fp8.safetensors", True, torch.bfloat16, (), marks=pytest.mark.long),
+        pytest.param("scaled.safetensors", False, torch.bfloat16, (), marks=pytest.mark.long),
+        ("Q4_K.gguf", True, torch.bfloat16, ()),
+        ("convrot.safetensors", True, torch.bfloat16, ("int8",)),
+        pytest.param("scaled.safetensors", True, torch.bfloat16, ("fp8",), marks=pytest.mark.long),
     ],
 )
-def test_each_video_has_the_bits_of_its_set_in_a_model_file(wide_wan, tmp_path, photo, name, lora, dtype) -> None:
+def test_each_video_has_the_bits_of_its_set_in_a_model_file(
+    wide_wan, tmp_path, photo, name, lora, dtype, native
+) -> None:
     file = write_model_file(tmp_path, wide_wan, name, lora=lora)
     save_loras(tmp_path, wide_wan)
-    options = ComputeOptions(weights="stored")
+    options = ComputeOptions(weights="stored", native=native)
     ours = open_model(resolve(str(file)), ALL, CPU, dtype, options, LoraFolder(tmp_path))
     before = {key: value.clone() for key, value in ours.pipeline.transformer.state_dict().items()}
     video = WanParameters(prompt="A dog.", seed=3, frames=5, steps=4, width=64, height=64)
@@ -83,9 +87,8 @@ def test_each_video_has_the_bits_of_its_set_in_a_model_file(wide_wan, tmp_path, 
         for number in (range(len(SETS)), reversed(range(len(SETS))))[index % 2]:
             states[number] = {**states[number], **denoisers[number].step(states[number], index)}
     for each, state in zip(videos, states, strict=True):
-        theirs = open_model(
-            resolve(str(with_set(file, each.loras, tmp_path))), ALL, CPU, dtype, ComputeOptions(weights="made")
-        )
+        of_file = options if native else ComputeOptions(weights="made")
+        theirs = open_model(resolve(str(with_set(file, each.loras, tmp_path))), ALL, CPU, dtype, of_file)
         alone = each.model_copy(update={"loras": ()})
         expected = theirs.encode(photo, alone)
         denoiser = theirs.denoiser(expected, alone)

@@ -15,6 +15,7 @@ from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.layout import LAYOUTS
 from svdq.pipeline.models.weights.formats import renaming
 from svdq.pipeline.models.weights.loras import Lora, open_lora, warnings_of
+from svdq.pipeline.models.weights.made_weights import NativeWeight
 from tests.pipeline.models.wan_files import save_lora
 
 NAMES = LAYOUTS["WanImageToVideoPipeline"].file_names
@@ -205,8 +206,6 @@ def test_a_lora_of_svd_changes_convolutions_and_attention(tiny_model: Path, tmp_
 
 
 def test_weights_with_a_lora_are_quantized_as_those_without(tiny_wan: Path, tmp_path: Path) -> None:
-    from torchao.quantization import Int8Tensor
-
     weights = load_file(next((tiny_wan / "transformer").glob("*.safetensors")))
     save_lora(tmp_path / "lora.safetensors", weights, "peft")
     entry = 'file = "lora.safetensors"\ncomponent = "transformer"\n'
@@ -215,6 +214,6 @@ def test_weights_with_a_lora_are_quantized_as_those_without(tiny_wan: Path, tmp_
     for name in (str(tiny_wan), str(tmp_path / "lora.toml")):
         model, int8 = resolve(name, dtype="fp32"), ComputeOptions(approximate=("int8",))
         transformer = open_model(model, Role(), torch.device("cpu"), torch.float32, int8).pipeline.transformer
-        quantized.append([name for name, each in transformer.named_parameters() if isinstance(each, Int8Tensor)])
+        quantized.append([name for name, each in transformer.named_modules() if isinstance(each, NativeWeight)])
     assert quantized[0]
     assert quantized[0] == quantized[1]
