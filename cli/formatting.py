@@ -85,7 +85,7 @@ def expected(estimate: "Estimate") -> str:
     if estimate.num_ahead is not None:
         text = ", next" if estimate.num_ahead == 0 else f", {estimate.num_ahead:,} ahead of it"
     if estimate.eta_s is not None:
-        text += f", done in about {duration(estimate.eta_s)}"
+        text += f", done in about {duration(estimate.eta_s)}{estimate.by}"
     elif estimate.reason:
         text += f" ({estimate.reason[0].lower()}{estimate.reason[1:].rstrip('.')})"
     return text

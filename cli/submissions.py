@@ -188,8 +188,9 @@ def print_reasons(reasons: Sequence[str]) -> None:
 
 
 def _expected_end(settings: "Settings", entries: Sequence[Entry]) -> list[str]:
-    """Say when new jobs would be done, as far as the workers have measured such videos."""
+    """Say when new jobs would be done, as far as workers have measured such videos, or somebody has published it."""
     from svdq.producer.connection import session
+    from svdq.producer.status.estimates import NO_WORKER
     from svdq.producer.status.snapshot import take
     from svdq.producer.submitting.foresight import estimate_of
 
@@ -198,9 +199,15 @@ def _expected_end(settings: "Settings", entries: Sequence[Entry]) -> list[str]:
     jobs, now = [entry.job for entry in entries], datetime.now().astimezone()
     with session(settings) as connection:
         found = estimate_of(take(connection), jobs, len(jobs), entries[0].at, now)
+    if found.reason == NO_WORKER and not jobs[0].finishes:
+        from svdq.worker.choice import published_time_s
+
+        if (time_s := published_time_s(settings.model, jobs[0].parameters, len(jobs))) is not None:
+            here = f"about {duration(time_s)} by published times of this machine's GPUs"
+            return [f"No worker is running; with one, they would take {here}."]
     if found.eta_s is None:
         return [f"When they would be done is not known: {found.reason}"]
-    return [f"They would be done in about {duration(found.eta_s)}."]
+    return [f"They would be done in about {duration(found.eta_s)}{found.by}."]
 
 
 def _wait(settings: "Settings", made: Sequence[Submission], as_json: bool) -> int:

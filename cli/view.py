@@ -102,12 +102,12 @@ def compose(
 
 def _forecast(snapshot: Snapshot) -> str:
     num_left = snapshot.waiting.num_jobs + len(snapshot.jobs)
-    eta_s = snapshot.estimate.eta_s
+    eta_s, by = snapshot.estimate.eta_s, snapshot.estimate.by
     if num_left == 0:
         return "No job is waiting or in flight."
     if eta_s is None:
         return f"{num_left:,} to do; the end is unknown: {snapshot.estimate.reason}"
-    return f"{num_left:,} to do, done in about {duration(eta_s)}, at {clock(snapshot.at + eta_s)}."
+    return f"{num_left:,} to do, done in about {duration(eta_s)}{by}, at {clock(snapshot.at + eta_s)}."
 
 
 def _queue_table(queues: Mapping[str, Mapping[str, int]]) -> Table:

@@ -66,7 +66,8 @@ class Cards:
 
     def step_of(self, published: PublishedModel | None) -> PublishedStep | None:
         """Return the published time of a step: of this card by its name, or of one with as much memory."""
-        steps = published.steps if published is not None else ()
+        if published is None:
+            return None
         if self.name:
-            return next((each for each in steps if each.gpu in self.name), None)
-        return next((each for each in steps if each.gpu_gb == round(self.total_bytes / 2**30)), None)
+            return published.step_on(self.name)
+        return next((each for each in published.steps if each.gpu_gb == round(self.total_bytes / 2**30)), None)

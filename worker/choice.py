@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-from svdq.pipeline.models.model_name import PRESETS
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_name import PRESETS, has_weights
 from svdq.pipeline.models.needs import SizedModel
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.cards import KNOWN_CARDS, Cards
 from svdq.worker.fit import NUM_VIDEOS, Way, know, ways
 
@@ -50,6 +52,23 @@ def smallest_card_gb(model: SizedModel, *, streamed: bool = False) -> int | None
     found = (each for each in cards if _exact_way(model, each, None, streamed=streamed))
     card = next(found, None)
     return None if card is None else card.total_bytes // 2**30
+
+
+def published_time_s(name: str, parameters: VideoParameters, num_videos: int) -> float | None:
+    """Return the seconds in which the GPUs of this machine make videos, by published times; None: nobody knows.
+
+    `name` is that of the model, as in SVDQ_MODEL.
+    """
+    if not has_weights(name) or (cards := Cards.here()) is None:
+        return None
+    try:
+        model = know(name)
+        video = model.complete(parameters)
+    except InputError:
+        return None
+    if (step := cards.step_of(model.published)) is None:
+        return None
+    return next((way.time_s for way in ways(model, video, cards, num_videos, step.step_s) if way.fits), None)
 
 
 def _exact_way(model: SizedModel, cards: Cards, shape: str | None, *, streamed: bool) -> Way | None:

@@ -110,6 +110,10 @@ class PublishedModel:
     stored: Mapping[str, int]  # bytes of a weight in the files that svdq fetches for GPUs, by component
     steps: tuple[PublishedStep, ...] = ()
 
+    def step_on(self, gpu: str) -> PublishedStep | None:
+        """Return the time of a step on a GPU by its name, as the driver has it; None if nobody has published it."""
+        return next((each for each in self.steps if each.gpu in gpu), None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredCurve:

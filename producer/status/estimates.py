@@ -21,6 +21,7 @@ PAUSED = "Jobs are not taken."
 STORAGE = "The storage is unavailable."
 DRAINING = "The workers take no more jobs."
 UNMEASURED = "No worker has finished a video of such a size yet."
+PUBLISHED = "By published times: no worker has finished a video of such a size yet."
 UNUPSCALED = "No worker has upscaled a video of such a size yet."
 
 
@@ -41,9 +42,14 @@ class Estimate:
 
     num_ahead: int | None = None  # number of jobs taken before it; None if it is not in a queue
     eta_s: float | None = None  # seconds until it is done; None if there is nothing to do or the time is unknown
-    reason: str = ""  # why the time is unknown, as a sentence, or ""
+    reason: str = ""  # why the time is unknown, or PUBLISHED, as a sentence; or ""
     condition: Condition | None = None  # what it waits for although a group has it
     waits_for: str = ""  # in a group that works in rounds: "transformer_2, 12 before it"
+
+    @property
+    def by(self) -> str:
+        """Words behind the time that say that it is not measured; "" if it is."""
+        return " by published times" if self.reason == PUBLISHED else ""
 
     def as_json(self) -> dict[str, Any]:
         """Return a flat JSON object, to be merged with the JSON of the job."""
@@ -95,7 +101,7 @@ def estimate_jobs(
         else:
             eta_s = taken.end_s(num_ahead[job_id], view.parameters, rests)
             found[job_id] = Estimate(
-                num_ahead=num_ahead[job_id], eta_s=eta_s, reason=taken.why_none if eta_s is None else ""
+                num_ahead=num_ahead[job_id], eta_s=eta_s, reason=taken.why_none if eta_s is None else taken.caveat
             )
     while ready := [view for view in deferred.values() if view.after and found.keys() >= {*view.after}]:
         for view in ready:
@@ -104,9 +110,11 @@ def estimate_jobs(
             before, own_s = [found[job_id] for job_id in view.after], taken.alone_s(view.parameters)
             ends = [each.eta_s for each in before if each.eta_s is not None]
             if own_s is None or len(ends) < len(before):
-                found[view.id] = Estimate(reason=next((each.reason for each in before if each.reason), taken.why_none))
+                unknown = (each.reason for each in before if each.eta_s is None and each.reason)
+                found[view.id] = Estimate(reason=next(unknown, taken.why_none))
             else:
-                found[view.id] = Estimate(eta_s=max(ends) + own_s)
+                caveats = filter(None, (each.reason for each in before))
+                found[view.id] = Estimate(eta_s=max(ends) + own_s, reason=next(caveats, taken.caveat))
     return found
 
 
@@ -128,11 +136,12 @@ def estimate_all(
     costs = _costs_by_group(groups)
     found = _of_started(in_flight, groups, costs, no_group)
     ends = list(found.values())
-    reason = next((end.reason for end in ends if end.reason), "")
+    reason = next((end.reason for end in ends if end.eta_s is None and end.reason), "")
+    caveat = next((end.reason for end in ends if end.reason), "")
     reason = reason or next(filter(None, (_what_lacks(each, groups) for each in waiting.sample)), "")
     if reason or not waiting.num_jobs:
         eta_s = max([_written_s(len(in_flight), groups), *(end.eta_s or 0.0 for end in ends)])
-        return Estimate(eta_s=None if reason else eta_s, reason=reason)
+        return Estimate(eta_s=None if reason else eta_s, reason=reason or caveat)
     takers = _Takers(groups, costs, pauses, no_group, waiting.sample)
     if takers.interval_s is None:
         return Estimate(reason=takers.why_none)
@@ -145,7 +154,8 @@ def estimate_all(
     written_s = _written_s(len(found) + waiting.num_jobs, takers.groups)
     total_s = max(begun_s + waiting.num_jobs * takers.interval_s, written_s) + write_s
     alone_s = takers.alone_s(waiting.sample[-1]) if waiting.sample else None
-    return Estimate(eta_s=max(total_s, alone_s or 0.0, waiting.end_s, *(end.eta_s or 0.0 for end in ends)))
+    eta_s = max(total_s, alone_s or 0.0, waiting.end_s, *(end.eta_s or 0.0 for end in ends))
+    return Estimate(eta_s=eta_s, reason=caveat or takers.caveat)
 
 
 def with_more(waiting: Backlog, more: Sequence[Parameters], num_jobs: int) -> Backlog:
@@ -169,7 +179,11 @@ def _groups_that_take(
     able = [group for group in groups if not group.waits_for_storage]
     whole = [group for group in able if group.is_whole]
     open_ = [group for group in whole if group.intake and not group.intake.draining]
-    measured = [group for group in open_ if group.intake and (group.intake.costs or group.intake.upscales)]
+    measured = [
+        group
+        for group in open_
+        if group.intake and (group.intake.costs or group.intake.upscales or group.ranks[0].published_step_s)
+    ]
     if pauses:
         return [], PAUSED
     if groups and not able:
@@ -198,6 +212,8 @@ class _Takers:
         self.num_ranks = sum(len(group.ranks) for group in self.groups)
         #: Mean seconds between two finished videos; None if too few costs are known.
         self.interval_s = _mean_interval_s(sample, self._costs)
+        #: PUBLISHED if that is by published times; else "".
+        self.caveat = PUBLISHED if any(each.is_published(one) for each in self._costs for one in sample) else ""
         if self._costs and self.interval_s is None:
             self.why_none = _what_is_unmeasured(sample, self._costs)
         rounds = [group.intake for group in self.groups if group.intake and group.intake.round_size]
@@ -299,21 +315,27 @@ def _is_for_next_round(view: JobView, group: GroupStatus | None) -> bool:
 
 def _of_started_in(group: GroupStatus, costs: GroupCosts, view: JobView) -> Estimate:
     video = costs.of(view.parameters)
+    caveat = PUBLISHED if costs.is_published(view.parameters) else ""
     if group.intake and _is_for_next_round(view, group):
         if video is None:
             return Estimate(reason=UNMEASURED)
         others_s = max(0, len(group.intake.in_flight) - len(group.intake.places) - 1) * video.rounds_pace_s(1)
-        return Estimate(eta_s=_rest_s(group) + others_s + video.video_s() + group.write_s)
+        return Estimate(eta_s=_rest_s(group) + others_s + video.video_s() + group.write_s, reason=caveat)
     if group.intake and group.intake.round_size:
         if (place := group.intake.places.get(view.id)) is None:
             return Estimate(eta_s=group.write_s)
+        if place.eta_s is None and caveat and video is not None:  # those of a round end together
+            place = place.model_copy(update={"eta_s": len(group.intake.places) * video.rounds_pace_s(1)})
+        else:
+            caveat = ""
         is_here = any(rank.job_id == view.id for rank in group.ranks)
-        reason = UNMEASURED if place.eta_s is None else ""
+        reason = UNMEASURED if place.eta_s is None else caveat
         return Estimate(eta_s=place.eta_s, waits_for="" if is_here else str(place), reason=reason)
     if video is None:  # its first step may have taken far longer than the others, and its decode is not known
         return Estimate(reason=UNMEASURED)
     steps_left = video.work() - video.work(view.step)
-    return Estimate(eta_s=steps_left * video.step_s(len(group.ranks)) + video.costs.decode_s + group.write_s)
+    eta_s = steps_left * video.step_s(len(group.ranks)) + video.costs.decode_s + group.write_s
+    return Estimate(eta_s=eta_s, reason=caveat)
 
 
 def _alone_s(parameters: Parameters, groups: Sequence[GroupCosts]) -> float | None:

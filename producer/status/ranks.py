@@ -87,6 +87,8 @@ class RankStatus(Record):
     defaults: dict[str, Any] = Field({})
     #: The model's facts (`Family.read_facts`), of rank 0; {} of other ranks and of earlier versions.
     facts: dict[str, Any] = Field({})
+    #: Seconds of a step of its model's usual video on such a GPU, as somebody has published it, of rank 0.
+    published_step_s: Seconds | None = None
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
     at: Moment

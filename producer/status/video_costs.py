@@ -61,9 +61,14 @@ class GroupCosts:
     def __init__(self, group: GroupStatus) -> None:
         self.group = group
         self._found: dict[Kind, VideoCosts | None] = {}
+        self._published: set[Kind] = set()
+
+    def is_published(self, parameters: Parameters) -> bool:
+        """Return whether the costs of a video are as published for such a GPU, since nothing similar was measured."""
+        return self.of(parameters) is not None and kind_of(parameters) in self._published
 
     def of(self, parameters: Parameters) -> VideoCosts | None:
-        """Return the costs of a video; None if nothing similar was measured, or the group cannot make it."""
+        """Return the costs of a video; None if they are not known, or the group cannot make it."""
         kind = kind_of(parameters)
         if kind not in self._found:
             self._found[kind] = self._costs_of(parameters)
@@ -73,19 +78,22 @@ class GroupCosts:
         intake = self.group.intake
         if intake is None or (found := self._units(parameters)) is None:
             return None
-        shape, steps = found
+        shape, steps, published = found
         upscale_s = _upscale_s(shape, intake.upscales) if shape.upscale else 0.0
         costs = _nearest(shape, intake.costs)
         if parameters.get("finishes"):  # it is denoised already
             decode_s = costs.decode_s if costs is not None and intake.keeps_latents else 0.0
             steps, costs = (), Costs(step_s=(1.0,) * len(self.group.ranks), decode_s=decode_s)
+        if costs is None and published is not None:
+            costs = published
+            self._published.add(kind_of(parameters))
         if costs is None or upscale_s is None:
             return None
         costs = costs.model_copy(update={"decode_s": costs.decode_s + upscale_s})
         return VideoCosts(steps=len(steps), step_costs=steps, costs=costs)
 
-    def _units(self, parameters: Parameters) -> tuple[Shape, tuple[float, ...]] | None:
-        """Return the shape of a video that the group can make, and the relative costs of its steps."""
+    def _units(self, parameters: Parameters) -> tuple[Shape, tuple[float, ...], Costs | None] | None:
+        """Return the shape of a video that the group can make, the relative costs of its steps, and published times."""
         from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS, class_for
 
         try:
@@ -96,7 +104,9 @@ class GroupCosts:
                 return None
             # Anyone may have written the facts, too: what they fill in has the same limits.
             completed: VideoParameters = cls.model_validate(known.complete(cls.model_validate(given)).model_dump())
-            return Shape.of(completed), tuple(known.unit_costs(completed).steps)
+            step_s = self.group.ranks[0].published_step_s
+            published = known.video_costs(completed, step_s).costs if step_s else None
+            return Shape.of(completed), tuple(known.unit_costs(completed).steps), published
         except Exception:  # noqa: BLE001 - hostile facts raise any type; InputError: the group cannot make it
             return None
 

@@ -69,4 +69,4 @@ def estimate_of(snapshot: Snapshot, jobs: Sequence[Job], num_jobs: int, at: date
         return estimate_all(in_flight, with_more(snapshot.waiting, parameters, num_jobs), *common)
     alone = estimate_all([], with_more(Backlog(), parameters, num_jobs), *common)
     begin_s = max(0.0, (at - now).total_seconds(), snapshot.estimate.eta_s or 0.0)
-    return alone if alone.eta_s is None else Estimate(eta_s=begin_s + alone.eta_s)
+    return alone if alone.eta_s is None else Estimate(eta_s=begin_s + alone.eta_s, reason=alone.reason)

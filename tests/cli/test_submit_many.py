@@ -1,6 +1,8 @@
 """`svdq submit` with many photos, from wherever they come, in processes of its own."""
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -254,6 +256,16 @@ def test_a_dry_run_queues_nothing_and_says_what_would_be(
     *_, counts, end = dry.stdout.splitlines()
     assert counts == "Nothing was queued. New jobs: 20; existing jobs: 2."
     assert end == "When they would be done is not known: No worker is running."
+    tool = folder.parent / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho '0, NVIDIA GeForce RTX 4090, 24564, 24000'\n")
+    tool.chmod(0o755)
+    path = f"{tool.parent}:{os.environ['PATH']}"
+    dry = svdq("submit", str(folder), "--recursive", "--dry-run", SVDQ_MODEL="wan2.2-4step", PATH=path)
+    assert re.fullmatch(
+        "No worker is running; with one, they would take about .* by published times of this machine's GPUs.",
+        dry.stdout.splitlines()[-1],
+    )
     assert (set(connection.keys()), sorted(path for path in home.rglob("inputs/*"))) == before
     lines = svdq("submit", str(folder), "--recursive", "--dry-run", "--json").stdout.splitlines()
     status = {found["id"]: found["status"] for found in map(json.loads, lines)}

@@ -24,7 +24,7 @@ from svdq.worker.health import progress
 from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_log import JobLogHandler
-from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, describe
+from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, describe, published_step_s
 from svdq.worker.queue.crashes import CrashMarker
 from tests.queued import SvdJob, enqueue
 from tests.worker.jobs import JOB
@@ -49,6 +49,16 @@ def open_reporter() -> RankReporter:
     return RankReporter(
         describe(topology, torch.device("cpu"), ModelInfo(name="fake", notice="a notice")), torch.device("cpu")
     )
+
+
+def test_a_rank_knows_the_published_time_of_a_step_on_its_gpu() -> None:
+    a14b = {"base": "Wan-AI/Wan2.2-I2V-A14B-Diffusers"}
+    preset = ModelInfo(name="wan2.2-4step", notice="", made_of=a14b)
+    assert published_step_s(preset, "NVIDIA GeForce RTX 4090") == 30.5
+    assert published_step_s(ModelInfo(name=a14b["base"], notice=""), "NVIDIA H100 80GB HBM3") == 9.77
+    assert published_step_s(preset, "NVIDIA RTX A5000") is None
+    assert published_step_s(preset, "") is None
+    assert published_step_s(ModelInfo(name="/models/mine", notice=""), "NVIDIA GeForce RTX 4090") is None
 
 
 def test_the_meter_counts_what_is_computed() -> None:

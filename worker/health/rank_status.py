@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.models.needs import published
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer import processes
@@ -151,9 +152,16 @@ class RankReporter:
         }
 
 
+def published_step_s(info: ModelInfo, gpu: str) -> float | None:
+    """Return the seconds of a step of a model's usual video on a GPU by its name; None if nobody has published it."""
+    known = published(info.made_of.get("base", info.name))
+    step = known.published.step_on(gpu) if known is not None and known.published is not None else None
+    return None if step is None else step.step_s
+
+
 def describe(topology: Topology, device: torch.device, info: ModelInfo) -> RankStatus:
     """Return the record of this process with all fields that never change."""
-    now = time.time()
+    now, device_name = time.time(), torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return RankStatus(
         group=processes.group_name(),
         rank=topology.rank,
@@ -161,13 +169,14 @@ def describe(topology: Topology, device: torch.device, info: ModelInfo) -> RankS
         host=socket.gethostname(),
         pid=os.getpid(),
         device=str(device),
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        device_name=device_name,
         model=info.name,
         family=info.family.name if info.family is not None else "",
         notice=info.notice,
         loras=tuple(f"{lora['file']} x {lora['strength']:g}" for lora in info.made_of.get("loras", ())),
         defaults=info.facts.get("defaults", {}),
         facts=dict(info.facts) if topology.first else {},
+        published_step_s=published_step_s(info, device_name) if topology.first else None,
         started_at=now,
         at=now,
         restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),

@@ -101,7 +101,7 @@ async function estimate(query, sum) {
   try {
     const found = await request("GET", `/page/estimate?${query}`, undefined, { signal: asked.signal });
     const end = found.eta_s === null ? `Their end is not known: ${found.reason}` :
-      `Done about ${clock(inSeconds(found.eta_s))} (in ${duration(found.eta_s)}).`;
+      `Done about ${clock(inSeconds(found.eta_s))} (in ${duration(found.eta_s)}${found.reason && " by published times"}).`;
     setText(byId("plan"), [sum, end, found.bytes && `About ${bytes(found.bytes)} on the disk.`].filter(Boolean).join(" "));
   } catch (error) {
     if (error.name === "AbortError") return;

@@ -115,7 +115,7 @@ function showFigures(state) {
     setText(byId(`figure-${name}-more`), more);
   };
   const { queued, scheduled, deferred, started } = state.counts;
-  if (state.eta_s !== null) set("end", clock(inSeconds(state.eta_s)), `in ${duration(state.eta_s)}`);
+  if (state.eta_s !== null) set("end", clock(inSeconds(state.eta_s)), `in ${duration(state.eta_s)}${state.eta_reason && " by published times"}`);
   else {
     const isAtWork = state.groups.some((group) => group.ranks.some((rank) => rank.step)); // on what was just canceled
     set("end", queued + started ? "not known" : isAtWork ? "almost done" : "nothing to do", state.eta_reason);

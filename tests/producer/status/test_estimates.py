@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from svdq.pipeline.models.model_name import PRESETS
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.planning.costs import ShapeCosts, UpscaleCosts
 from svdq.producer.status import estimates
@@ -21,6 +22,8 @@ from svdq.producer.status.ranks import (
     RankStatus,
     RoundPlace,
 )
+from svdq.worker.cards import Cards
+from svdq.worker.fit import know, ways
 from tests.ranks import COSTS, rank
 
 PARAMETERS = {"seed": 1, "steps": 8, "frames": 2, "width": 64, "height": 64, "max_guidance_scale": 3.0}
@@ -89,6 +92,38 @@ def test_what_a_job_leaves_open_is_what_its_group_fills_in() -> None:
     # A record of an earlier version has the defaults of its model file, and no other facts.
     old = wan_group({})
     assert estimate_all([], queue, [old], ()).eta_s == pytest.approx(300 * (40 * 3.0 * 2 + 4.0) / 2)
+
+
+def rounds_on_4090(**intake: Any) -> GroupStatus:
+    """A group on one GPU that works in rounds with Wan in 4 steps, and has finished no video."""
+    found = IntakeStatus(worker="w", round_size=2, **intake)
+    facts = {**FOUR_STEPS, "sigmas": [1.0, 0.75, 0.5, 0.25]}
+    who = {"family": "wan", "model": "wan2.2-4step", "num_ranks": 1, "published_step_s": 30.5}
+    return GroupStatus(name="here-1", ranks=(rank(0, intake=found, facts=facts, **who),))
+
+
+def test_before_the_first_video_the_end_is_that_of_svdq_plan_by_published_times() -> None:
+    known = know(PRESETS["wan2.2-4step"])
+    cards = Cards.parse("4090")
+    assert cards is not None
+    in_rounds = next(way for way in ways(known, known.video(), cards, 300, 30.5) if "rounds" in way.command)
+    found = estimate_all([], Backlog(num_jobs=300, sample=[WAN]), [rounds_on_4090()], ())
+    assert found.eta_s == pytest.approx(in_rounds.time_s)
+    assert (found.reason, found.by) == (estimates.PUBLISHED, " by published times")
+    queued = JobView(id="q", status="queued", parameters=WAN)
+    before = Backlog(num_jobs=1, sample=[WAN], num_ahead={"q": 0})
+    assert eta(queued, rounds_on_4090(), before=before).by
+    # The two of the first round end together.
+    places = dict.fromkeys(("a", "b"), RoundPlace(components="transformer", num_before=0, eta_s=None))
+    begun = JobView(id="a", status="started", step=1, steps=4, parameters=WAN)
+    first = eta(begun, rounds_on_4090(in_flight=("a", "b"), places=places))
+    assert first.eta_s == pytest.approx(2 * in_rounds.time_s / 300)
+    assert first.by
+    # What was measured counts before what was published.
+    measured = rounds_on_4090(costs=(WAN_COSTS,))
+    found = estimate_all([], Backlog(num_jobs=300, sample=[WAN]), [measured], ())
+    assert found.eta_s == pytest.approx(300 * 16.0 * 1.05)
+    assert found.by == ""
 
 
 def test_steps_that_cost_less_count_by_what_they_cost_and_change_no_other_video() -> None:
