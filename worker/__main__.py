@@ -13,7 +13,7 @@ import os
 if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"} & os.environ.keys():
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
-from svdq.producer.processes import PARENT_PID, die_with_parent
+from svdq.producer.processes import PARENT_PID, die_with_parent, name_process
 
 if __name__ == "__main__" and PARENT_PID in os.environ:
     # A kill of `svdq worker` ends torchrun, too. Imports take seconds, so the kernel is asked before them.
@@ -50,6 +50,8 @@ KILLED_WITHIN_S = 5.0  # seconds in which the launcher kills a group that has re
 @rank_options
 def main(run_dir: Path | None, **options: Any) -> None:
     """Run one rank of a group under torchrun; settings come from SVDQ_ variables and svdq.toml."""
+    rank = int(os.environ.get("RANK", "0"))
+    name_process(f"svdq rank {rank}")
     restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if run_dir is not None and restart_count > 0:
         run_folder.write_restart(run_dir, restart_count)
@@ -60,7 +62,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
         run_config = None if run_dir is None else read_config(run_dir)
         config = RankConfig(**options) if run_config is None else run_config.rank
         log_format = config.log_format
-        log = start_logging(log_format, int(os.environ.get("RANK", "0")), config.group)
+        log = start_logging(log_format, rank, config.group)
         logging.getLogger("rq.worker").setLevel(logging.WARNING)
         logging.getLogger("botocore").setLevel(logging.WARNING)  # else a line for each place of credentials
         if sys.stderr is not None:  # the shell's `2>&-` closes it

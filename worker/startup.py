@@ -236,7 +236,7 @@ def exit_without_neighbor(reason: str, stopping: threading.Event, marker: CrashM
 
 
 def prepare_compiling(home: Path, num_ranks: int) -> None:
-    """Make torch store compiled code in a folder of the home; must run before torch compiles anything."""
+    """Make torch store compiled code in a folder of the home; must run before its compiler is imported."""
     folder = home / "compiled"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # ranks execute what is there
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))

@@ -195,8 +195,7 @@ def _kill_rank(outputs: Path, num_videos: int, killed: Path) -> None:
         time.sleep(0.05)
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            # torchrun's arguments name the same module, and the compiler's processes have a rank's environment.
-            if "svdq.worker" in process.cmdline() and "LOCAL_RANK" in process.environ():
+            if process.name().startswith("svdq rank"):
                 process.send_signal(signal.SIGKILL)
                 killed.write_text(str(process.pid), encoding="utf-8")
                 return

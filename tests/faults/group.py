@@ -18,6 +18,7 @@ SVDQ = str(Path(sys.executable).with_name("svdq"))
 STOP_S = 20.0  # seconds that a stop may take: as systemd and Kubernetes grant
 #: A line of rank 0 when its group can work; once in each life of the group.
 READY = "Ready with"
+RANK = "svdq rank "  # the name of a rank's process, before its number
 
 
 class Group:
@@ -65,10 +66,9 @@ class Group:
         found: dict[int, psutil.Process] = {}
         for process in self.family():
             with contextlib.suppress(psutil.Error):
-                environment = process.environ()
-                if "svdq.worker" in process.cmdline() and "--run-dir" in process.cmdline() and "RANK" in environment:
-                    # Before it becomes ffmpeg, a child of a rank looks like the rank, which comes first.
-                    found.setdefault(int(environment["RANK"]), process)
+                # Before it becomes ffmpeg, a child of a rank looks like the rank, which comes first.
+                if process.name().startswith(RANK):
+                    found.setdefault(int(process.name().removeprefix(RANK)), process)
         return [process for _, process in sorted(found.items())]
 
     # Faults.

@@ -11,12 +11,15 @@ import pytest
 from svdq.producer import keys
 from tests.waiting import PATIENCE_S
 
-#: A module that Python loads at its start. In ranks, the stage loop fails once while the next photo is waited for.
+#: A module that Python loads at its start. In ranks, which are forks, the stage loop fails once while the next photo is
+#: waited for.
 FAIL_WHILE_THE_STORAGE_IS_AWAY = """
 import os, time
 from pathlib import Path
 
-if "RANK" in os.environ:
+def install():
+    if "RANK" not in os.environ:
+        return
     from svdq.worker.intake.source import Intake
 
     take, failed = Intake.take, Path(__file__).with_name("failed")
@@ -32,6 +35,8 @@ if "RANK" in os.environ:
         raise RuntimeError("a fault of the stage loop")
 
     Intake.take = take_or_fail
+
+os.register_at_fork(after_in_child=install)
 """
 
 
@@ -48,8 +53,12 @@ class Finder(importlib.abc.MetaPathFinder):
                 os.kill(os.getpid(), 9)
             raise IndexError("index 24 is out of bounds")
 
-if "RANK" in os.environ:
-    sys.meta_path.insert(0, Finder())
+def install():
+    if "RANK" in os.environ:
+        sys.modules.pop("svdq.worker.startup")
+        sys.meta_path.insert(0, Finder())
+
+os.register_at_fork(after_in_child=install)
 """
 
 

@@ -19,7 +19,7 @@ import psutil
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.producer.keys import DAY_S
-from svdq.producer.processes import PARENT_PID, die_with_parent
+from svdq.producer.processes import die_with_parent
 from svdq.producer.text import count
 from svdq.worker import run_folder
 from svdq.worker.config import RunConfig, private_environment, write_config
@@ -27,16 +27,6 @@ from svdq.worker.launcher.gpus import GPUS_BY_BUS, probe, title
 
 logger = logging.getLogger(__name__)
 
-#: torchrun. Like a rank, it starts in a third less time without garbage collection of what it imports. It ends when its
-#: ranks have ended, and by no signal: where a supervisor signals every process, it would kill them, with a traceback.
-#: It asks no name server for this machine's full name: one that does not answer would take 20 s of each start.
-TORCHRUN = (
-    f"import gc, os; os.environ['{PARENT_PID}'] = str(os.getpid()); "
-    "import socket; socket.getfqdn = lambda name='': name or socket.gethostname(); "
-    "gc.disable(); from torch.distributed.elastic.multiprocessing import api; "
-    "api._terminate_process_handler = lambda *_: None; "
-    "from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
-)
 MAX_FAILED_STARTS = 3  # one after the other, without a group that was ready for jobs between
 MAX_RESTARTS = 3000  # about twelve hours of waiting for a model or a disk
 STUCK_S, LOOK_S = 60.0, 5.0  # of a rank's wait in its kernel until GPUs are tested; between looks at that
@@ -99,7 +89,7 @@ class GroupProcess:
         write_config(self.run_dir, self._config)
         if self._devices is not None:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
-        command = [sys.executable, "-c", TORCHRUN, "--nproc-per-node", str(self.num_ranks)]
+        command = [sys.executable, "-u", "-m", "svdq.worker.agent", "--nproc-per-node", str(self.num_ranks)]
         # torchrun unpickles the contents of its rendezvous: a file, which only this user can open. Its TCP store is
         # open to all. The file grows with each keep-alive of the only host.
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", str(self.run_dir / "store"), "--rdzv-id", "svdq"]

@@ -166,7 +166,9 @@ def _shift_clock(folder: Path) -> None:
 
     time.time = lambda: real_time() + offset_s()
     time.time_ns = lambda: real_time_ns() + int(offset_s() * 1e9)
-    datetime.datetime = ShiftedDatetime  # type: ignore[misc]
+    for module in [*sys.modules.values()]:
+        if getattr(module, "datetime", None) is real:
+            module.datetime = ShiftedDatetime  # type: ignore[attr-defined]
 
 
 def _killer(folder: Path, every: int = 2) -> Callable[[], None]:
@@ -295,6 +297,8 @@ def _install(where: str, folder: Path) -> None:
             _wrap(local, "publish", before=functools.partial(_dawdle, folder))
         case "device":
             _break_devices(folder)
+        case "clock":
+            _shift_clock(folder)
         case "seeds":
             items = (item.split("=") for item in os.environ["FAULTS_SEEDS"].split(","))
             _harm_seeds({kind: int(seed) for kind, seed in items})
@@ -304,19 +308,31 @@ def _install(where: str, folder: Path) -> None:
             raise ValueError(f"There is no point {where!r} to put a fault into.")
 
 
-if os.environ.get("FAULTS_AT") == "clock":
-    # Not in torchrun, which has no leases and pickles its datetimes by the name of their class.
-    if not any("torch.distributed.run" in word for word in sys.orig_argv):
-        _shift_clock(Path(os.environ["FAULTS_FOLDER"]))
-elif os.environ.get("FAULTS_AT") == "device" and "svdq.worker.doctor" in sys.orig_argv:
-    is_broken = Path(os.environ["FAULTS_FOLDER"], sys.orig_argv[-2]).exists()
-    sys.stderr.write("it is broken\n" * is_broken)
-    os._exit(is_broken)
-# Ranks only: torchrun gives them RANK.
-elif "RANK" in os.environ and "FAULTS_AT" in os.environ:
+_installed: list[str] = []
+
+
+def _install_in_rank() -> None:
+    """Install the fault once; torchrun gives its ranks RANK."""
+    if "RANK" not in os.environ or _installed:
+        return
+    _installed.append(os.environ["FAULTS_AT"])
     try:
         _install(os.environ["FAULTS_AT"], Path(os.environ.get("FAULTS_FOLDER", "")))
     except Exception:  # noqa: BLE001 - whatever it is
         # Python would print this and go on without the fault.
         traceback.print_exc()
         os._exit(1)
+
+
+match os.environ.get("FAULTS_AT"):
+    case "device" if "svdq.worker.doctor" in sys.orig_argv:
+        is_broken = Path(os.environ["FAULTS_FOLDER"], sys.orig_argv[-2]).exists()
+        sys.stderr.write("it is broken\n" * is_broken)
+        os._exit(is_broken)
+    case "clock" if "svdq.worker.agent" not in sys.orig_argv:
+        _shift_clock(Path(os.environ["FAULTS_FOLDER"]))
+    case None:
+        pass
+    case _:
+        _install_in_rank()
+        os.register_at_fork(after_in_child=_install_in_rank)
