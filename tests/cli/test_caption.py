@@ -1,6 +1,7 @@
 """`svdq caption` against a small server: every photo gets one caption, and what is wrong is said."""
 
 import base64
+import importlib.util
 import io
 import json
 import threading
@@ -18,7 +19,7 @@ from tests.conftest import Cli
 from tests.forks import Fork
 from tests.waiting import wait_until
 
-pytest.importorskip("openai")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="no openai")
 
 PARALLEL = 4
 

@@ -7,9 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import boto3
-from moto.server import ThreadedMotoServer
-
 NAME = "svdq-faults"
 
 
@@ -18,6 +15,9 @@ class Bucket:
 
     def __init__(self) -> None:
         """Start the server."""
+        import boto3
+        from moto.server import ThreadedMotoServer
+
         logging.getLogger("werkzeug").setLevel(logging.WARNING)
         self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._server.start()
