@@ -200,15 +200,18 @@ def _tiny_model(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
-    folder = root / f"tiny-{family}"
-    with folder.with_suffix(".lock").open("a") as lock:
+    with (root / "tiny.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            # In a process of its own, which needs torch: most tests of the command line do not.
-            program = "import gc; gc.disable(); from svdq.cli.main import main; main()"
-            command = [sys.executable, "-c", program, "model", "tiny", "--family", family, str(folder)]
+        if not (root / "tiny-svd").exists():
+            # In a process of its own, which needs torch: most tests of the command line do not. To import diffusers
+            # takes it most of its time, so it writes all of them.
+            program = (
+                "import gc, sys; gc.disable(); from svdq.cli.main import run; root, *families = sys.argv[1:]; "
+                "sys.exit(max(run(['model', 'tiny', '--family', each, f'{root}/tiny-{each}']) for each in families))"
+            )
+            command = [sys.executable, "-c", program, str(root), "wan", "ltx", "svd"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return folder
+    return root / f"tiny-{family}"
 
 
 @pytest.fixture
