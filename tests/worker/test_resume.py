@@ -24,7 +24,7 @@ def submit_twice(site, **options) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("kind", "ranks", "ranks_then"),
-    [("preview", 2, 1), pytest.param("tiny", 3, 2, marks=pytest.mark.long)],
+    [("simulated", 2, 1), pytest.param("tiny", 3, 2, marks=pytest.mark.long)],
 )
 def test_a_group_that_was_stopped_goes_on_where_it_was(
     request: pytest.FixtureRequest, site, until, kind: str, ranks: int, ranks_then: int
@@ -32,7 +32,7 @@ def test_a_group_that_was_stopped_goes_on_where_it_was(
     if kind == "tiny":
         model, steps, size = str(request.getfixturevalue("tiny_model")), 20, (128, 64)
     else:
-        model, steps, size = "preview", 1000, (512, 512)
+        model, steps, size = "simulated:step_ms=50", 100, (64, 64)
     job_id, same = submit_twice(site, frames=2, steps=steps, width=size[0], height=size[1])
     group = site.start(ranks, model=model)
     until(lambda: site.view(job_id).step >= 3, lambda: group.text)
