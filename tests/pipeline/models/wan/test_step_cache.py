@@ -71,18 +71,27 @@ def test_the_steps_that_diffusers_skips_are_skipped(
     assert ours == diffusers_skips(ratios, num_steps, threshold, max_skip, retention)
 
 
+@pytest.mark.slow
+def test_with_a_single_block_diffusers_does_not_count_skipped_steps() -> None:
+    """Why such a tiny model differs, as docs/step-cache.md says; if this fails, diffusers counts them."""
+    ratios = [1.0, *(0.99 - step / 500 for step in range(19))]
+    ours = Curve(ratios={HIGH_NOISE: tuple(ratios)}).skipped([HIGH_NOISE] * 20, 0.06)
+    assert ours == diffusers_skips(ratios, 20, 0.06, max_skip=2, retention=0.2)
+    assert ours != diffusers_skips(ratios, 20, 0.06, max_skip=2, retention=0.2, num_blocks=1)
+
+
 def diffusers_skips(
-    ratios: list[float], num_steps: int, threshold: float, max_skip: int, retention: float
+    ratios: list[float], num_steps: int, threshold: float, max_skip: int, retention: float, num_blocks: int = 2
 ) -> list[bool]:
     """Have diffusers' hooks skip the blocks of a transformer that only counts."""
     from diffusers import WanTransformer3DModel
     from diffusers.hooks import MagCacheConfig, apply_mag_cache
 
     sizes = {"num_attention_heads": 1, "attention_head_dim": 12, "ffn_dim": 4, "text_dim": 4, "freq_dim": 4}
-    transformer = WanTransformer3DModel(in_channels=4, out_channels=4, num_layers=2, **sizes)
+    transformer = WanTransformer3DModel(in_channels=4, out_channels=4, num_layers=num_blocks, **sizes)
     computed = []
-    transformer.blocks[1].forward = lambda hidden_states, *_: computed.append(step) or hidden_states
     transformer.blocks[0].forward = lambda hidden_states, *_: hidden_states
+    transformer.blocks[-1].forward = lambda hidden_states, *_: computed.append(step) or hidden_states
     config = {"threshold": threshold, "max_skip_steps": max_skip, "retention_ratio": retention}
     apply_mag_cache(transformer, MagCacheConfig(num_inference_steps=num_steps, mag_ratios=ratios, **config))
     with torch.inference_mode(), transformer.cache_context("cond"):
