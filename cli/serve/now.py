@@ -2,8 +2,7 @@
 
 import json
 import shutil
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -175,7 +174,7 @@ def _row(job: JobView, state: str, estimate: Estimate) -> dict[str, Any]:
 
 def _group(group: GroupStatus, snapshot: Snapshot) -> dict[str, Any]:
     first, intake = group.ranks[0], group.intake
-    devices = Counter(rank.device for rank in group.ranks)
+    kind = "GPU" if first.device.startswith("cuda") else "CPU"
     shapes = (
         dict.fromkeys(f"{cost.width}x{cost.height}, {cost.frames} frames" for cost in intake.costs) if intake else {}
     )
@@ -187,16 +186,13 @@ def _group(group: GroupStatus, snapshot: Snapshot) -> dict[str, Any]:
         "pace_s": intake.pace_s if intake else None,
         "pace_of": next(iter(shapes)) if len(shapes) == 1 else f"a mix of {len(shapes)} sizes" if shapes else "",
         "is_draining": bool(intake and intake.draining),
-        "ranks": [_rank(number, ranks.get(number), snapshot, devices) for number in range(first.num_ranks)],
+        "ranks": [_rank(f"{kind} {number + 1}", ranks.get(number), snapshot) for number in range(first.num_ranks)],
     }
 
 
-def _rank(number: int, rank: RankStatus | None, snapshot: Snapshot, devices: Mapping[str, int]) -> dict[str, Any]:
+def _rank(name: str, rank: RankStatus | None, snapshot: Snapshot) -> dict[str, Any]:
     if rank is None:
-        return {"name": f"Rank {number}", "job": "does not answer", "step": "", "busy": None}
-    name = rank.device.upper().replace("CUDA:", "GPU ")
-    if devices[rank.device] > 1:  # such as all ranks of a machine without GPUs
-        name += f", rank {number}"
+        return {"name": name, "job": "does not answer", "step": "", "busy": None}
     job, step = "idle", ""
     if rank.job_id is not None:
         job = snapshot.names.get(rank.job_id, rank.job_id)

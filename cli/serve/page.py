@@ -105,6 +105,7 @@ def routes() -> list[BaseRoute]:
     return [
         Route("/", index),
         Route("/login", login, methods=["GET", "POST"]),
+        Route("/logout", logout, methods=["POST"]),
         Route("/page/events", events),
         Route("/page/alive", live),  # 401 to a page whose cookie is not valid any more
         Route("/page/estimate", estimate),
@@ -116,6 +117,7 @@ def routes() -> list[BaseRoute]:
         Route("/page/results", results),
         Route("/page/results/{video_id}", result),
         Route("/page/waiting", waiting),
+        Route("/page/others", others),
         Route("/page/left", left),
         Route("/page/progress", progress),
         Route("/page/verdicts", verdicts, methods=["POST"]),
@@ -211,6 +213,13 @@ async def login(request: Request) -> Response:
     return templates.TemplateResponse(
         request, "login.html", {"is_wrong": given is not None}, 200 if given is None else 401
     )
+
+
+async def logout(request: Request) -> Response:
+    """Have the browser forget the cookie; the token stays valid."""
+    response = RedirectResponse("/login", 303)
+    response.delete_cookie(request.app.state.options.cookie_name, httponly=True, samesite="strict")
+    return response
 
 
 async def estimate(request: Request) -> Response:
@@ -331,6 +340,17 @@ def _ids_of(connection: redis.Redis, statuses: Sequence[str], owners: Sequence[s
     if not owners:
         return job_ids
     return [job_id for job_id, owner in zip(job_ids, owners_of(connection, job_ids), strict=True) if owner in owners]
+
+
+async def others(request: Request) -> Response:
+    """Answer how many videos of other owners wait: a pause is for them, too."""
+    mine = _mine(request)
+
+    def count(connection: redis.Redis) -> int:
+        owners = owners_of(connection, newest_ids(connection, statuses=job_control.WAITING))
+        return sum(owner not in mine for owner in owners if owner is not None)
+
+    return Json({"waiting": await request.app.state.backend.read(count)})
 
 
 async def left(request: Request) -> Response:

@@ -51,7 +51,7 @@ export function start() {
     if (files.length) add(files.map((file) => ({ file, folder: "" })));
   });
   form.start(() => {
-    form.plan(ofState("chosen").filter((photo) => !photo.isBad).length);
+    showPlan();
     ofState("chosen").forEach(showCrop);
     photos.forEach((photo) => { photo.parts.prompt.hidden = !form.takesPrompt(); });
   });
@@ -210,6 +210,7 @@ function add(found, { texts = [], numOthers: others = 0 } = {}) {
 async function readPrompt(given) {
   const text = (await given.file.text()).trim().slice(0, MAX_PROMPT);
   photos.filter((photo) => stemOf(photo) === stemOf(given)).forEach((photo) => { photo.parts.prompt.value = text; });
+  showPlan();
 }
 
 /** Make `cup.last.jpg` the last frame of `cup.jpg` where both are chosen, as `svdq submit` does. */
@@ -326,5 +327,17 @@ function show() {
   byId("clear-uploads").hidden = isBusy;
   byId("make").disabled = !number.chosen;
   showProgress();
-  form.plan(number.chosen - numBad);
+  showPlan();
+}
+
+/** Show what is to be made of the chosen photos, or how far the upload is, in the line that stays in sight. */
+function showPlan() {
+  const good = ofState("chosen").filter((photo) => !photo.isBad);
+  const sent = photos.filter((photo) => photo.settings);
+  const numLeft = ofState("waiting", "sending").length;
+  const ends = [["done", "uploaded"], ["refused", "refused"], ["failed", "failed"]];
+  const words = ends.map(([state, word]) => [sent.filter((photo) => photo.state === state).length, word])
+    .filter(([number]) => number).map(([number, word]) => `${number.toLocaleString()} ${word}`);
+  const uploaded = !sent.length ? "" : numLeft ? `Uploading ${count(numLeft, "photo")}… ${words.join(", ")}` : `${words.join(", ")}.`;
+  form.plan(good.length, good.filter((photo) => !photo.parts.prompt.value.trim()).length, uploaded);
 }

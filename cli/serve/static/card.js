@@ -40,7 +40,7 @@ export function newCard(result, doing) {
     parts[verdict].addEventListener("click", (event) => run(event.target, problem, () => doing.mark([card.result], verdict)));
   }
   if (!isFinished) setText(parts.again, "Try again");
-  parts.again.setAttribute("aria-label", isFinished ? `Make ${result.name} again with another seed` : `Try ${result.name} again`);
+  parts.again.setAttribute("aria-label", isFinished ? `Again: ${result.name}, with another seed` : `Try again: ${result.name}`);
   parts.again.addEventListener("click", (event) => run(event.target, problem, () => doing.again(card.result)));
   const about = [ownerOf(result), result.ended_at && clock(new Date(result.ended_at)), result.seed !== null && `seed ${result.seed}`, result.size, result.notice];
   setText(parts.about, about.filter(Boolean).join(" · "));

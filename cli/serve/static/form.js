@@ -75,20 +75,32 @@ function startsAt() {
   return moment;
 }
 
-/** Show the number of videos and when they will be done, as soon as nothing changes any more. */
-export function plan(numPhotos) {
+/**
+ * Show the number of videos, how many photos have no prompt of their own, and when the videos will be done, as soon as
+ * nothing changes any more; without photos, what is uploaded.
+ */
+export function plan(numPhotos, numUnprompted, uploaded) {
+  const line = byId("plan");
+  // What is uploaded is also said above the list, which screen readers announce.
+  line.ariaLive = numPhotos || !uploaded ? "polite" : "off";
+  if (!numPhotos) setText(line, uploaded || "No photos are chosen.");
   const numVideos = numPhotos * variations();
   const { folder: _folder, variations: _variations, ...wanted } = settings();
   const query = `${new URLSearchParams({ ...wanted, num_videos: String(numVideos) })}`;
+  const rest = takesPrompt() && !wanted.prompt ? unprompted(numUnprompted) : "";
   // A text that changed while a button is pressed would move it away.
-  if (query === planned) return;
-  planned = query;
+  if (`${query} ${rest}` === planned) return;
+  planned = `${query} ${rest}`;
   clearTimeout(timer);
   asked.abort();
   setText(byId("add-problem"), "");
-  setText(byId("plan"), numPhotos ? sumOf(numPhotos, numVideos) : "No photos are chosen.");
-  if (numPhotos) timer = setTimeout(() => estimate(query, sumOf(numPhotos, numVideos)), WAIT_MS);
+  if (!numPhotos) return;
+  const sum = sumOf(numPhotos, numVideos);
+  setText(line, `${sum} ${rest}`);
+  timer = setTimeout(() => estimate(query, sum, rest), WAIT_MS);
 }
+
+const unprompted = (number) => (number === 0 ? "" : `${count(number, "photo")} ${number === 1 ? "has no prompt; it" : "have no prompt; they"} will move at random.`);
 
 function sumOf(numPhotos, numVideos) {
   const photos = count(numPhotos, "photo");
@@ -96,13 +108,13 @@ function sumOf(numPhotos, numVideos) {
     `${photos} × ${variations().toLocaleString()} = ${count(numVideos, "video")}.`;
 }
 
-async function estimate(query, sum) {
+async function estimate(query, sum, rest) {
   asked = new AbortController();
   try {
     const found = await request("GET", `/page/estimate?${query}`, undefined, { signal: asked.signal });
     const end = found.eta_s === null ? `Their end is not known: ${found.reason}` :
       `Done about ${clock(inSeconds(found.eta_s))} (in ${duration(found.eta_s)}${found.reason && " by published times"}).`;
-    setText(byId("plan"), [sum, end, found.bytes && `About ${bytes(found.bytes)} on the disk.`].filter(Boolean).join(" "));
+    setText(byId("plan"), [sum, end, found.bytes && `About ${bytes(found.bytes)} on the disk.`, rest].filter(Boolean).join(" "));
   } catch (error) {
     if (error.name === "AbortError") return;
     planned = ""; // the next change asks again

@@ -28,7 +28,10 @@ export function start() {
   byId("pause").addEventListener("click", (event) => {
     run(event.target, problem, async () => {
       await finish(); // what was canceled must not begin now
-      return act(isPaused ? "resume" : "pause");
+      if (isPaused) return act("resume");
+      const { waiting } = await request("GET", "/page/others");
+      const isMeant = !waiting || confirm(`Pause all workers? ${count(waiting, "video")} of other people ${waiting === 1 ? "waits" : "wait"}, too.`);
+      return isMeant ? act("pause") : "";
     });
   });
   byId("pick-rows").addEventListener("change", (event) => {
@@ -210,7 +213,7 @@ function newRow(job) {
   row.parts.photo.addEventListener("error", () => { row.parts.photo.removeAttribute("src"); });
   row.parts.pick.setAttribute("aria-label", `Select ${job.name}`);
   row.parts.bar.setAttribute("aria-label", `Progress of ${job.name}`);
-  row.parts.front.setAttribute("aria-label", `Move ${job.name} to the front`);
+  row.parts.front.setAttribute("aria-label", `Move to front: ${job.name}`);
   row.parts.cancel.setAttribute("aria-label", `Cancel ${job.name}`);
   row.parts.pick.addEventListener("change", () => {
     if (row.parts.pick.checked) selected.add(job.id);
@@ -237,7 +240,7 @@ function update(row, job) {
   const others = siblings(job.id).length;
   setText(row.parts.state, [ownerOf(job), job.state, others && `seed ${job.seed}`].filter(Boolean).join(" · "));
   row.parts.only.hidden = !others;
-  row.parts.only.setAttribute("aria-label", `Keep this ${job.name}, and cancel ${count(others, "other")}`);
+  row.parts.only.setAttribute("aria-label", `Keep this one: ${job.name}; cancels ${count(others, "other")}`);
   if (job.picture && row.picture !== job.picture) {
     row.picture = job.picture;
     row.parts.photo.src = soFarOf(job.id, job.picture);

@@ -15,7 +15,7 @@ export function show(name) {
 export function start() {
   const named = links.find((link) => link.hash === location.hash);
   show(named ? named.hash.slice(1) : "add");
-  for (const link of links) {
+  for (const link of [...links, document.querySelector(".skip")]) {
     link.addEventListener("click", (event) => {
       event.preventDefault();
       show(link.hash.slice(1));

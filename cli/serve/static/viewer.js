@@ -114,7 +114,8 @@ function showStage(result) {
     Object.assign(media.element, { controls: true, muted: localStorage.getItem("with-sound") !== "yes" });
     media.element.addEventListener("volumechange", ({ target }) => localStorage.setItem("with-sound", target.muted ? "" : "yes"));
   }
-  media.element.setAttribute("aria-label", result.name);
+  if (result.kind === "mp4") media.element.setAttribute("aria-label", result.name);
+  else media.element.alt = result.name;
   stage.prepend(media.element);
   media.load();
   if (!isCalm()) media.play();

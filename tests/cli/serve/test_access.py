@@ -103,6 +103,15 @@ def test_a_link_from_elsewhere_logs_nobody_in_unasked(server: Server) -> None:
     assert server.ask("POST", "/login", f"token={TOKEN}", other).status == 403
 
 
+def test_a_browser_that_logs_out_forgets_the_cookie(server: Server) -> None:
+    cookie = server.ask("GET", f"/login?token={TOKEN}", headers=TYPED).headers["Set-Cookie"].partition(";")[0]
+    answer = server.ask("POST", "/logout", headers={"Cookie": cookie, "Origin": server.url})
+    assert (answer.status, answer.headers["Location"]) == (303, "/login")
+    name, _, rest = answer.headers["Set-Cookie"].partition("=")
+    assert (name, rest.startswith('""; '), "Max-Age=0" in rest) == (cookie.partition("=")[0], True, True)
+    assert server.ask("POST", "/logout", headers={"Cookie": cookie, "Origin": "http://attacker.example"}).status == 403
+
+
 def test_writes_from_other_pages_are_refused(server: Server, photo_bytes: bytes) -> None:
     cookie = server.ask("GET", f"/login?token={TOKEN}", headers=TYPED).headers["Set-Cookie"].partition(";")[0]
     for headers in FOREIGN:

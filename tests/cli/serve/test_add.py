@@ -59,7 +59,7 @@ def test_canceled_videos_can_be_made_again(desk: Watched) -> None:
     page.select_option("#show", "canceled")
     expect(page.locator(".card h3")).to_have_text(["Sky"])
     expect(page.locator(".card .frame")).to_have_text("Canceled")
-    page.click("[aria-label='Try Sky again']")
+    page.click("[aria-label='Try again: Sky']")
     expect(page.locator(".card")).to_have_count(0)
     expect(rows).to_have_count(2)
     page.click("#pick-rows")
@@ -132,6 +132,27 @@ def test_taking_an_upload_back_tells_what_was_too_late(desk: Watched, connection
     expect(photos.locator("li", has_text="c.png")).to_contain_text("canceled")
     expect(photos.locator("li", has_text="Lake.png")).to_contain_text("not canceled")
     expect(page.locator("#add-problem")).to_have_text('"Lake" is finished: it has ended already.')
+
+
+def test_the_line_that_stays_in_sight_says_what_has_no_prompt_and_what_is_uploaded(desk: Watched) -> None:
+    page, plan = desk.page, desk.page.locator("#plan")
+    choose(page, "Lake.png", "Sky.png", "Hill.png")
+    expect(plan).to_contain_text("3 photos, 3 videos.")
+    assert "prompt" not in plan.inner_text()
+    page.select_option("#family", "wan")
+    expect(plan).to_contain_text("3 photos have no prompt; they will move at random.")
+    page.get_by_label("Prompt of Sky.png").fill("Clouds drift")
+    page.get_by_label("Prompt of Lake.png").fill("Waves roll in")
+    expect(plan).to_contain_text("1 photo has no prompt; it will move at random.")
+    page.fill("#wan-prompt", "The camera moves")
+    expect(plan).not_to_contain_text("at random")
+    held: list[Any] = []
+    page.route("**/page/photos", lambda route: held.append(route) if len(held) < 2 else route.continue_())
+    page.click("#make")
+    expect(plan).to_have_text("Uploading 2 photos… 1 uploaded")
+    for route in held:
+        route.continue_()
+    expect(plan).to_have_text("3 uploaded.")
 
 
 def test_uploads_go_on_by_themselves_after_failures_of_the_network(desk: Watched, connection: redis.Redis) -> None:
@@ -311,7 +332,7 @@ def test_the_queue_is_ordered_by_dragging_keys_and_buttons_and_canceled(desk: Wa
     page.click("#pause")
     expect(page.locator("#warnings")).to_contain_text("Paused: no new videos are started until you press Resume.")
     expect(page.locator("#pause")).to_have_text("Resume")
-    page.click("[aria-label='Move B to the front']")
+    page.click("[aria-label='Move to front: B']")
     check("BADC")
     page.check("[aria-label='Select C']")
     page.check("[aria-label='Select D']")

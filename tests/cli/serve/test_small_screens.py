@@ -46,10 +46,12 @@ def test_nothing_is_cut_off_or_covered(
             covered = [each for each in selectors if not page.locator(each).first.evaluate(IS_ON_TOP)]
             assert covered == []
 
-        check("#choose-photos", "#svd-frames", "#priority", "#make")
+        check("#choose-photos", "#svd-frames", "#priority", "#make", ".top form button")
         page.get_by_role("link", name="Now").last.click()
         check("#pause", "#figure-end")
-        page.get_by_role("link", name="Results").last.click()
+        page.get_by_role("link", name="Skip to the results").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#results")).to_be_focused()
         expect(page.locator(".card")).to_have_count(3)
         for number in range(3):
             page.locator(".card [data-part=pick]").nth(number).check()

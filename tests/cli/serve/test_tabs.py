@@ -66,7 +66,7 @@ def test_keep_this_one_cancels_also_the_variations_that_wait(
     with watched_page(browser, server.url, **DESK) as watched:
         page = watched.page
         expect(page.locator("#rows .row")).to_have_count(4)
-        page.get_by_role("button", name="Keep this Cup, and cancel 2 others").click()
+        page.get_by_role("button", name="Keep this one: Cup; cancels 2 others").click()
         expect(page.locator("#toast")).to_contain_text("2 videos canceled.")
         expect(page.locator("#rows .row")).to_have_count(2)
         page.reload()  # ends the time to take it back

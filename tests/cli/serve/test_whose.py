@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import redis
 
+from svdq.producer.pauses import read_pauses
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.entries import Entry
@@ -56,6 +57,12 @@ def test_the_page_starts_with_ones_own_videos(
         expect(page.locator(".row")).to_have_count(2)
         page.get_by_label("Whose", exact=True).select_option("mine")
         expect(page.locator(".row")).to_have_count(1)
+        asked: list[str] = []
+        page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+        page.click("#pause")
+        expect(page.locator("#pause")).to_have_attribute("aria-busy", "false")
+        assert asked == ["Pause all workers? 1 video of other people waits, too."]
+        assert not read_pauses(connection)
         page.once("dialog", lambda dialog: dialog.accept())
         page.get_by_role("button", name="Cancel all that wait").click()
         wait_until(lambda: in_queue() == [waiting["ben"]])
