@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from svdq.cli.serve.api_errors import ApiError, no_token, request_id
-from svdq.cli.serve.tokens import Tokens
+from svdq.cli.serve.tokens import Tokens, address_of_machine
 
 #: Paths that need no token, besides static files: probes, and the login.
 OPEN_PATHS = ("/health", "/health/live", "/login")
@@ -35,6 +35,7 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
+ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +51,17 @@ class ServeOptions:
 
     @property
     def url(self) -> str:
-        """The address for a browser on this machine."""
-        name = f"[{self.host}]" if ":" in self.host else self.host
-        if self.host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-            name = socket.gethostname()
-        return f"http://{name}:{self.port}"
+        """The address for a browser: on this machine, or on any in its network if the server listens there."""
+        name = self.host
+        if self.host in ANY_ADDRESS:  # a phone knows no names of machines
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            name = address_of_machine(family) or socket.gethostname()
+        return f"http://{f'[{name}]' if ':' in name else name}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the server."""
+        return _is_loopback(self.host)
 
     @property
     def cookie_name(self) -> str:

@@ -91,7 +91,7 @@ def serve(
         from svdq.cli.serve.access import ServeOptions, is_host
         from svdq.cli.serve.api_errors import add_request_id
         from svdq.cli.serve.app import listen, make_app, run
-        from svdq.cli.serve.tokens import Tokens, address_of_machine, find_token, token_file, tokens_file
+        from svdq.cli.serve.tokens import Tokens, find_token, token_file, tokens_file
     except ModuleNotFoundError as error:
         message = f"`svdq serve` needs {error.name}, which is not installed; {how_to_install('serve')}."
         raise InputError(message) from error
@@ -122,8 +122,8 @@ def serve(
     def report() -> None:
         if sys.stdout.isatty():  # a journal may have other readers
             echo(f"Serving at {options.url}/login?token={token}")
-            if host == "0.0.0.0" and (address := address_of_machine()):  # noqa: S104 - compared, not bound
-                _show_code(f"http://{address}:{options.port}/login?token={token}")
+            if not options.is_local:
+                _show_code(f"{options.url}/login?token={token}")
         else:
             place: Path | str = "SVDQ_SERVE_TOKEN" if settings.serve_token else token_file(settings)
             echo(f"Serving at {options.url}/ (token: {place})")

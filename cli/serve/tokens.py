@@ -136,10 +136,14 @@ def cookie_of(token: str) -> str:
     return hmac.new(token.encode(errors="replace"), b"svdq serve cookie", hashlib.sha256).hexdigest()
 
 
-def address_of_machine() -> str | None:
+#: Addresses of the documentation's networks: a connection sends nothing, and chooses the interface.
+_ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+
+
+def address_of_machine(family: socket.AddressFamily = socket.AF_INET) -> str | None:
     """Return the address by which other devices reach this machine; None if there is none."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # of the documentation's network: it sends nothing, and chooses the interface
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((_ELSEWHERE[family], 9))
         return str(probe.getsockname()[0])
     return None
 

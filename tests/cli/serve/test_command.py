@@ -1,6 +1,7 @@
 """Start and stop of `svdq serve`."""
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -30,7 +31,8 @@ def test_each_start_prints_a_link_to_a_terminal_and_a_code_for_a_phone(home: Pat
                 shown += os.read(screen.ours, 65536)
         line, *following = (line.rstrip() for line in shown.decode().splitlines()[: 19 if code else 1])
         token = (home / "serve-token").read_text().strip()
-        assert line.endswith(f"/login?token={token}")
+        name = host if host == "127.0.0.1" else address_of_machine() or socket.gethostname()
+        assert re.fullmatch(rf"Serving at http://{re.escape(name)}:\d+/login\?token={token}", line)
         assert set("".join(following)) <= set(" ▄▀█")
         assert len({*map(len, following)}) <= 2
 
