@@ -20,7 +20,7 @@ from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, 
 from svdq.pipeline.models.family import imported
 from svdq.pipeline.models.model_file import read_model_file
 from svdq.pipeline.models.model_name import PRESETS, SUFFIX, has_weights, is_model_file, with_presets
-from svdq.pipeline.models.names.model_names import find_base, resolve
+from svdq.pipeline.models.names.model_names import find_base, resolve, shipped_configs
 from svdq.pipeline.models.names.pull import pull as fetch
 from svdq.pipeline.models.names.pull import pull_model_file
 from svdq.pipeline.models.upscaler_file import PICKLES
@@ -319,21 +319,31 @@ def import_command(workflow: Path, folder: Path | None, output: Path | None, for
         raise InputError(f"{str(target)!r} cannot be written ({error.strerror}); give another as --output.") from error
     if as_json:
         missing = [{"path": str(each.path), "about": each.about, "url": each.url} for each in made.missing]
-        echo_json({"model": str(target), "notes": list(made.notes), "missing": missing, "submit": list(made.submit)})
+        described = {"model": str(target), "notes": list(made.notes), "missing": missing, "submit": list(made.submit)}
+        echo_json(described | {"upscaler": made.upscaler and str(made.upscaler)})
         return
     echo(f"{target}: written")
     for title, found in (("Not carried over:", made.notes), ("Missing files:", made.missing)):
         if found:
             echo("", title, *(f"  {each}" for each in found))
-    lines = [command(made, str(target))]
-    if not made.missing and not _has_base(target):
-        lines.insert(0, svdq_command("model pull", target))
-    echo("", "The same video:", *(f"  {line}" for line in lines))
-    echo("", "Workers render it, in a second terminal:", f"  {variable('SVDQ_MODEL', target)} svdq worker")
+    lines = [svdq_command("model pull", target)] if _is_pull_needed(target) else []
+    echo("", "The same video:", *(f"  {line}" for line in [*lines, command(made, str(target))]))
+    variables, lines = [variable("SVDQ_MODEL", target)], []
+    if (upscaler := made.upscaler) is not None:
+        if upscaler.suffix in PICKLES:
+            upscaler = target.absolute().with_name(f"{upscaler.stem}.safetensors")
+            lines.append(svdq_command("model convert", made.upscaler, upscaler))
+        variables.append(variable("SVDQ_UPSCALER", upscaler))
+    lines.append(f"{' '.join(variables)} svdq worker")
+    echo("", "Workers render it, in a second terminal:", *(f"  {line}" for line in lines))
 
 
-def _has_base(path: Path) -> bool:
+def _is_pull_needed(path: Path) -> bool:
+    """Return whether some of the base of a model file is to be fetched; its own files may be missing."""
+    given = read_model_file(path)
     try:
-        return find_base(read_model_file(path), path).is_dir()
+        find_base(given, path)
     except InputError:
-        return False
+        # A text encoder's file that is not here yet probably has the tokenizer inside.
+        return shipped_configs(given) is None or Path(given.weights["text_encoder"]).is_file()
+    return False

@@ -21,6 +21,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "vocoder": ("vae", "checkpoints"),
     "connectors": ("text_encoders", "clip", "checkpoints", "diffusion_models"),
     "latent_upsampler": ("latent_upscale_models", "upscale_models"),
+    "upscaler": ("upscale_models",),
     "image_encoder": ("clip_vision",),
     "lora": ("loras",),
 }

@@ -1,6 +1,7 @@
 """Submits jobs that upscale finished videos, without denoising them again."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
@@ -113,7 +114,7 @@ def _entry(
     if "mp4" not in made.formats and not storage.exists(latents_key(result.job_id)):
         raise InputError(
             f"The video {made.name!r} ({result.job_id}) has neither an mp4 nor kept latents; submit its photo with "
-            f"--like {where!r} --upscale {spec.drafts[0].upscale}."
+            f"`--like {shlex.quote(where)} --upscale {spec.drafts[0].upscale}`."
         )
     # Of a video that was upscaled later, the one that was rendered.
     finished = made.finishes or result.sidecar.key.removeprefix(f"{OUTPUTS}/").removesuffix(".json")

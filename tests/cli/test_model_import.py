@@ -1,13 +1,14 @@
 """`svdq model import`: what it prints and writes."""
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Cli
-from tests.pipeline.models.comfyui.workflows import two_experts
+from tests.pipeline.models.comfyui.workflows import TEMPLATES, node, two_experts
 
 
 @pytest.fixture
@@ -42,6 +43,50 @@ def test_it_writes_a_model_file_and_prints_the_submission(svdq: Cli, workflow: P
     as_json = json.loads(svdq("model", "import", str(workflow), "--output", str(tmp_path / "b.toml"), "--json").stdout)
     assert as_json["submit"][:2] == ["submit", "cat.png"]
     assert (len(as_json["missing"]), as_json["notes"]) == (6, [])
+
+
+def test_every_printed_command_is_what_a_shell_reads(svdq: Cli, tmp_path: Path) -> None:
+    """With spaces in the paths, a photo whose name begins with dashes, and an upscaler that is a pickle."""
+    graph = two_experts()
+    graph["photo"]["inputs"]["image"] = "--my cat.png"
+    graph["loader"] = node("UpscaleModelLoader", model_name="4x-UltraSharp.pth")
+    graph["upscaled"] = node("ImageUpscaleWithModel", upscale_model=["loader", 0], image=["decode", 0])
+    graph["rife"] = node("RIFE VFI", frames=["upscaled", 0], multiplier=2)
+    graph["save"]["inputs"] |= {"images": ["rife", 0], "fps": 32}
+    folder, pickle = tmp_path / "my models", tmp_path / "my models" / "models" / "upscale_models" / "4x-UltraSharp.pth"
+    (folder / "models" / "vae").mkdir(parents=True)
+    pickle.parent.mkdir()
+    pickle.write_bytes(b"a pickle")
+    (folder / "a flow.json").write_text(json.dumps(graph))
+    target = folder / "mine.toml"
+    printed = svdq("model", "import", folder / "a flow.json", "--models", folder, "--output", target).stdout
+    commands = [shlex.split(line) for line in printed.splitlines() if " svdq " in line or line.startswith("  svdq ")]
+    options = [
+        "--prompt",
+        "The cat jumps.",
+        "--size",
+        "832x480",
+        "--seed",
+        "7",
+        "--upscale",
+        "4",
+        "--interpolate",
+        "32",
+    ]
+    weights = str(folder / "4x-UltraSharp.safetensors")
+    assert commands == [
+        [f"SVDQ_MODEL={target}", "svdq", "submit", *options, "--", "--my cat.png"],
+        ["svdq", "model", "convert", str(pickle), weights],
+        [f"SVDQ_MODEL={target}", f"SVDQ_UPSCALER={weights}", "svdq", "worker"],
+    ]
+
+
+def test_what_is_to_be_fetched_is_said_also_when_files_are_missing(svdq: Cli, tmp_path: Path) -> None:
+    for name, is_needed in (("video_ltx2_3_i2v", True), ("video_wan2_2_14B_i2v", False)):
+        target = tmp_path / f"{name}.toml"
+        printed = svdq("model", "import", TEMPLATES / f"{name}.json", "--output", target).stdout
+        assert "Missing files:" in printed
+        assert (f"  svdq model pull {target}\n" in printed) == is_needed, printed
 
 
 def test_it_replaces_no_file_and_refuses_with_exit_code_2(svdq: Cli, workflow: Path, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ class Imported:
     missing: tuple[Missing, ...]
     notes: tuple[str, ...]
     submit: tuple[str, ...]  # the arguments of svdq that make the same video
+    upscaler: Path | None = None  # the file with which workers upscale it
 
 
 def to_model_file(recipe: Recipe, folders: Folders, workflow: Path, families: Iterable[Family]) -> Imported:
@@ -99,6 +100,7 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path, families: It
             loras.append(entry)
         else:
             notes.append(f"The LoRA {lora.file} is no safetensors file; svdq renders without it.")
+    upscaler = None if recipe.afterwards.upscaler is None else Path(place("upscaler", recipe.afterwards.upscaler))
     tables: list[tuple[str, Mapping[str, Any]]] = [("[weights]", weights), *(("[[lora]]", lora) for lora in loras)]
     tables += [("[defaults]", recipe.defaults), ("[scheduler]", recipe.scheduler)]
     notes = [*dict.fromkeys(notes)]
@@ -116,6 +118,7 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path, families: It
         missing=tuple(missing.values()),
         notes=tuple(notes),
         submit=_submit(recipe, folders),
+        upscaler=upscaler,
     )
 
 
@@ -151,6 +154,7 @@ def _submit(recipe: Recipe, folders: Folders) -> tuple[str, ...]:
     options += ["--size", "auto" if source.size is None else "{}x{}".format(*source.size)]
     if recipe.seed is not None:
         options += ["--seed", str(recipe.seed)]
+    options += recipe.afterwards.options
     return arguments_of("submit", photo(source.photo, "photo.jpg"), options=options)
 
 

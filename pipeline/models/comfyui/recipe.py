@@ -8,25 +8,24 @@ from operator import or_
 from typing import Any, NoReturn
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.afterwards import INTERPOLATIONS, Afterwards, afterwards_of, rate_of
 from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, NodeTypes, Notes, Stage
 from svdq.pipeline.models.comfyui.model_chain import LoraUse
 from svdq.pipeline.models.comfyui.source import Source
 from svdq.pipeline.models.comfyui.stages import last_samplers, samplers_of, stages_of
-from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, quietly, without_switches
+from svdq.pipeline.models.comfyui.values import UnknownValueError, quietly, without_switches
 from svdq.pipeline.models.comfyui.workflow import read_graph
 from svdq.pipeline.models.family import Family, imported
 
-_SAVERS = {"CreateVideo": "fps", "VHS_VideoCombine": "frame_rate", "SaveAnimatedWEBP": "fps", "SaveWEBM": "fps"}
 #: Nodes that need no word: svdq does what they do, or nobody sees what they do.
 _QUIET = re.compile(
     r"VAEDecode|CLIPVision|VAELoader|CLIPLoader|Save|VHS_VideoCombine|CreateVideo|Preview|Primitive|.*Constant|Show"
     r"|.*Clean|Unload|LoadImage|.*Math|.*Note|ComfySwitchNode|GetImageSize|Display|PlaySound",
     re.IGNORECASE,
 )
-#: Nodes that interpolate frames, and what svdq does in place of nodes after the decode, by a part of their names.
-_INTERPOLATIONS = ("rife", "film", "gimm", "vfi", "interpolat")
+#: What svdq does in place of nodes after the decode, by a part of their names.
 _AFTERWARDS = dict.fromkeys(
-    _INTERPOLATIONS, "interpolates frames; `svdq submit --interpolate` does so by motion estimation"
+    INTERPOLATIONS, "interpolates frames; `svdq submit --interpolate` does so by motion estimation"
 ) | {
     "upscale": "enlarges the frames; `svdq submit --upscale` does",
     "audio": "concerns sound; svdq writes the sound that the model itself makes, if it makes any",
@@ -46,6 +45,7 @@ class Recipe:
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     source: Source
     seed: int | None
+    afterwards: Afterwards = field(default_factory=Afterwards)
     notes: tuple[str, ...] = ()
     urls: Mapping[str, str] = field(default_factory=dict)  # where files can be had, by name
     checkpoints: frozenset[str] = frozenset()  # files in ComfyUI's folder of checkpoints
@@ -99,7 +99,7 @@ def _read(graph: Graph, readers: Sequence[WorkflowReader], titles: Sequence[str]
             raise InputError(f"{other} belongs to HunyuanVideo, and svdq imports workflows of {listed}.")
         refuse_kinds(nodes, _TEXT_ALONE)
     end, reader, recipe = _first_video(graph, ends, readers)
-    rate = _rate(graph, end)
+    rate = rate_of(graph, end)
     fps = recipe.defaults.get("fps", rate)
     if rate not in (None, fps):
         what = f"makes a video of {fps} frames a second, to be played at {rate}"
@@ -110,6 +110,7 @@ def _read(graph: Graph, readers: Sequence[WorkflowReader], titles: Sequence[str]
     return replace(
         recipe,
         defaults=recipe.defaults | ({} if fps is None else {"fps": fps}),
+        afterwards=afterwards_of(graph, end, fps),
         notes=tuple(graph.notes.sentences),
         urls={str(each["name"]): str(each["url"]) for each in models if each.get("name") and each.get("url")},
         checkpoints=recipe.checkpoints | {each for each in checkpoints if isinstance(each, str)},
@@ -193,32 +194,6 @@ def _note_other_videos(graph: Graph, others: Sequence[Node], end: Node) -> None:
         else:
             graph.note(other, "makes another video, or the next part; svdq imports the first, see `svdq submit --then`")
         graph.read(*(graph.nodes[each] for each in graph.before(other)))
-
-
-def _rate(graph: Graph, end: Node) -> int | None:
-    """Return the frames a second of what saves the video, before an interpolation."""
-    for saver in graph.of_types(*_SAVERS):
-        before = graph.before(saver)
-        if end.id not in before:
-            continue
-        graph.read(saver)
-        try:
-            rate = number_of(graph, saver, _SAVERS[saver.type])
-            for node in (graph.nodes[each] for each in before):
-                if _is_interpolation(node) and node.inputs.get("source_fps") is not None:
-                    rate = number_of(graph, node, "source_fps")
-                elif _is_interpolation(node):
-                    times = (number_of(graph, node, name) for name in ("multiplier", "interpolation_factor"))
-                    rate = None if rate is None else rate / max(1, next(filter(None, times), 1))
-        except UnknownValueError as error:
-            graph.note(error.args[0], "computes the frames a second, which svdq cannot; give --fps")
-            return None
-        return None if rate is None else max(1, round(rate))
-    return None
-
-
-def _is_interpolation(node: Node) -> bool:
-    return any(part in node.type.lower() for part in _INTERPOLATIONS)
 
 
 def _note_the_rest(graph: Graph, end: Node, reader: WorkflowReader) -> None:

@@ -27,6 +27,8 @@ WIDGETS: Mapping[str, str] = {
     "FrameInterpolate": "multiplier",
     "GIMMVFI_interpolate": "ds_factor interpolation_factor",
     "DiffusionModelLoaderKJ": "model_name weight_dtype compute_dtype patch_cublaslinear sage_attention",
+    "ImageScale": "upscale_method width height crop",
+    "ImageScaleBy": "upscale_method scale_by",
     "ImageOnlyCheckpointLoader": "ckpt_name",
     "KSampler": f"seed {CONTROL} steps cfg sampler_name scheduler denoise",
     "KSamplerAdvanced": f"add_noise noise_seed {CONTROL} steps cfg sampler_name scheduler start_at_step end_at_step "
@@ -46,6 +48,7 @@ WIDGETS: Mapping[str, str] = {
     "PrimitiveFloat": "value",
     "PrimitiveInt": f"value {CONTROL}",
     "mxSlider": "Xi Xf isfloatX",
+    "RIFE VFI": "ckpt_name clear_cache_after_n_frames multiplier fast_mode ensemble scale_factor",
     "RIFEInterpolation": "source_fps target_fps scale model_name batch_size use_fp16",
     "RandomNoise": f"noise_seed {CONTROL}",
     "SamplerCustom": f"add_noise noise_seed {CONTROL} cfg",
@@ -61,6 +64,7 @@ WIDGETS: Mapping[str, str] = {
     "UNETLoader": "unet_name weight_dtype",
     "UnetLoaderGGUF": "unet_name",
     "UnetLoaderGGUFAdvanced": "unet_name dequant_dtype patch_dtype patch_on_device",
+    "UpscaleModelLoader": "model_name",
     "VAELoader": "vae_name",
     "VideoLinearCFGGuidance": "min_cfg",
 }

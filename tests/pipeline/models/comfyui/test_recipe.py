@@ -356,7 +356,33 @@ def test_frames_a_second_are_those_before_an_interpolation(more: dict[str, Any])
     workflow["save"]["inputs"] |= {"images": ["more", 0], "fps": 64}
     found = read(workflow)
     assert found.defaults["fps"] == 16
+    assert found.afterwards.options == ["--interpolate", "64"]
     assert any("(more) interpolates frames; `svdq submit --interpolate`" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "upscale"),
+    [
+        ("4x-UltraSharp.pth", [], "4"),
+        ("RealESRGAN_x4plus.safetensors", [node("ImageScaleBy", scale_by=0.5)], "2"),
+        ("RealESRGAN_x4plus.pth", [node("ImageScale", width=1664, height=960)], "1664x960"),
+        ("RealESRGAN_x2plus.pth", [node("ImageScaleBy", scale_by=0.25)], ""),  # smaller than it was
+        ("DAT_light.pth", [], ""),  # by how much is not in its name
+    ],
+)
+def test_frames_that_are_upscaled_and_interpolated(model: str, more: list[dict[str, Any]], upscale: str) -> None:
+    workflow = two_experts()
+    workflow["loader"] = node("UpscaleModelLoader", model_name=model)
+    workflow["upscaled"] = node("ImageUpscaleWithModel", upscale_model=["loader", 0], image=["decode", 0])
+    before = "upscaled"
+    for number, each in enumerate(more):
+        each["inputs"]["image"] = [before, 0]
+        workflow[before := f"scaled{number}"] = each
+    workflow["rife"] = node("RIFE VFI", frames=[before, 0], multiplier=2, ckpt_name="rife47.pth")
+    workflow["save"]["inputs"] |= {"images": ["rife", 0], "fps": 32}
+    found = read(workflow).afterwards
+    assert found.upscaler == model
+    assert found.options == [*(["--upscale", upscale] if upscale else []), "--interpolate", "32"]
 
 
 def test_nodes_in_place_of_wan_image_to_video_and_a_view_of_sigmas() -> None:
