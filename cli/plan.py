@@ -90,8 +90,9 @@ def plan(
     if step_cache is not None:
         video = _skipping(video, step_cache, known)
     found = ways(known, video, cards, videos, step_ms / 1000 if step_ms else step.step_s if step else None)
+    files = cards.files() if known.has_blocks else None
     if as_json:
-        echo_json({"download_bytes": known.download_bytes, "ways": [asdict(way) for way in found]})
+        echo_json({"download_bytes": known.download_bytes, "files": files, "ways": [asdict(way) for way in found]})
         return
     num_steps, costs = count(video.steps, "step"), known.unit_costs(video).steps
     num_steps = f"{sum(map(bool, costs))} of {num_steps} computed" if 0.0 in costs else num_steps
@@ -110,10 +111,12 @@ def plan(
     best = next((way for way in found if way.fits), None)
     if best is None:
         is_text = known.phases(video, "rounds")["embed"] > cards.room_bytes
-        files = "files in fp8 or GGUF, the text encoder's too (docs/gpus.md), " if is_text else ""
+        files = "files in int8, fp8 or GGUF, the text encoder's too (docs/gpus.md), " if is_text else ""
         echo(f"Nothing fits: choose {files}a smaller --shape, or GPUs with more memory.")
         return
     echo(f"Start with: {best.command}")
+    if files is not None:
+        echo(f"Files of the transformer to take: {files}.")
     if step_ms is None and step is None:
         echo("No time of a step on such a GPU is known; give one with --step-ms.")
     elif step_ms is None and step is not None:

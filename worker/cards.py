@@ -12,8 +12,14 @@ from svdq.worker.launcher.gpus import is_visible, memory_of_gpus
 KNOWN_CARDS = {
     name.lower().replace("rtx ", "").replace(" ", ""): (name, gigabytes)
     for gigabytes, names in {
-        12: ("RTX 3060", "RTX 4070", "RTX 5070"),
-        16: ("RTX 4060 Ti", "RTX 4080", "RTX 5060 Ti", "RTX 5070 Ti", "RTX 5080", "RTX A4000", "T4", "V100"),
+        8: ("RTX 2080", "RTX 3070", "RTX 4060", "RTX 5060"),
+        10: ("RTX 3080",),
+        11: ("RTX 2080 Ti",),
+        12: ("RTX 3060", "RTX 4070", "RTX 4070 Ti", "RTX 5070"),
+        16: (
+            "RTX 4060 Ti", "RTX 4070 Ti SUPER", "RTX 4080", "RTX 5060 Ti", "RTX 5070 Ti", "RTX 5080", "RTX A4000",
+            "T4", "V100",
+        ),
         20: ("RTX A4500",),
         24: ("RTX 3090", "RTX 4090", "RTX A5000", "A10", "A10G", "L4"),
         32: ("RTX 5090",),
@@ -22,7 +28,53 @@ KNOWN_CARDS = {
         141: ("H200",),
     }.items()
     for name in names
-}
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """How many times as fast as in bf16 a card computes products in a format, as somebody has published it."""
+
+    gpu: str
+    format: str
+    times: str  # a number, or a range
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.format} is {self.times} times as fast as bf16 on an {self.gpu}: {self.source}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """Cards for which the same files of a transformer are the best."""
+
+    title: str  # the usual ones among them
+    names: str  # pattern of a part of the driver's names
+    files: str  # formats of the files
+    gains: tuple[Gain, ...] = ()
+
+
+GENERATIONS = (
+    Generation(
+        title="RTX 20 to 40",
+        names=r"RTX [234]0\d\d|RTX A\d{4}|\b(T4|A10G?|A40|A100|L4|L40S?)\b",
+        files="int8",
+        gains=(
+            Gain(gpu="RTX 3060", format="int8", times="2.0", source="forge-classic#651"),
+            Gain(gpu="RTX 3090", format="int8", times="1.26 to 1.99", source="ComfyUI-INT8-Fast"),
+            Gain(gpu="RTX 4070 Ti SUPER", format="int8", times="1.76", source="forge-classic#651"),
+            Gain(gpu="RTX 4070 Ti SUPER", format="fp8", times="1.45", source="forge-classic#651"),
+            Gain(gpu="RTX A6000", format="int8", times="1.0", source="ComfyUI#14824"),
+        ),
+    ),
+    Generation(title="RTX 50", names=r"RTX 50\d\d", files="fp8 or nvfp4"),
+    Generation(
+        title="H100",
+        names=r"\b(H100|H200|GH200|B200|GB200)\b",
+        files="bf16",
+        gains=(Gain(gpu="GB200", format="int8", times="1.07 to 1.15", source="sglang#38040"),),
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +115,15 @@ class Cards:
     def room_bytes(self) -> int:
         """The bytes of each that a rank may use."""
         return self.limit_bytes or self.total_bytes - CONTEXT_BYTES - RESERVE_BYTES
+
+    def files(self) -> str:
+        """Return which files of a transformer to take on these cards, as text; of unknown ones, on all generations."""
+        for each in GENERATIONS:
+            if found := re.search(each.names, self.name, re.IGNORECASE):
+                series = found[0][:5]  # such as RTX 4
+                gains = ", ".join(str(gain) for gain in each.gains if gain.gpu.startswith(series))
+                return f"{each.files}{gains and f' ({gains})'}"
+        return ", ".join(f"{each.files} for {each.title}" for each in GENERATIONS)
 
     def step_of(self, published: PublishedModel | None) -> PublishedStep | None:
         """Return the published time of a step: of this card by its name, or of one with as much memory."""

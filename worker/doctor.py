@@ -202,6 +202,8 @@ def _check_fit(name: str) -> Iterator[Finding]:
             text += f", {bound} on a rank with one of the two experts, or {rounds} on a rank that works in rounds"
         yield Finding("memory", "ok", text)
         return
+    if known.has_blocks:
+        yield Finding("files", "ok", f"of the transformer, take {cards.files()}")
     step = cards.step_of(known.published)
     found = ways(known, video, cards, NUM_VIDEOS, step.step_s if step else None)
     for way in found:

@@ -228,5 +228,5 @@ def _residencies(model: SizedModel, usual: VideoCosts, number: int) -> list[Resi
 def _options(model: SizedModel) -> Iterator[tuple[str, SizedModel]]:
     yield "", model
     yield " --approximate int8", replace(model, int8=True)
-    if model.family.num_blocks(model.facts) is not None:
+    if model.has_blocks:
         yield " --offload blocks", replace(model, streamed=True)

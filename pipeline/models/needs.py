@@ -109,6 +109,11 @@ class SizedModel(KnownModel):
         )
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether its denoising components are transformers, whose files may be quantized and blocks streamed."""
+        return self.family.num_blocks(self.facts) is not None
+
+    @property
     def has_text(self) -> bool:
         """Whether it has components that encode prompts, and can take turns with the others."""
         return bool(self.layout.of_phases("embed") & self.num_weights.keys())

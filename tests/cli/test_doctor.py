@@ -92,9 +92,10 @@ def test_a_published_model_that_is_not_here_says_what_it_needs_of_the_gpus(
     program.write_text("#!/bin/sh\necho '0, NVIDIA GeForce RTX 4090, 24564, 24000'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    missing, fetch, *ways, times = check_model("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
+    missing, fetch, files, *ways, times = check_model("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
     assert missing.level == "fail"
     assert fetch.text.startswith("126.2 GB to fetch")
+    assert files.text.startswith("of the transformer, take int8 (int8 is 1.76 times as fast")
     fitting = [way.text for way in ways if "fits the 24.5 GB of 1 GPU of 24 GiB, 300 videos in 108 h" in way.text]
     assert [text.partition(":")[0] for text in fitting] == [
         "`svdq worker --experts rounds --approximate int8`",

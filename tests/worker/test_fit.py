@@ -14,7 +14,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.model_name import PRESETS
 from svdq.producer.text import duration
-from svdq.worker.cards import Cards
+from svdq.worker.cards import GENERATIONS, Cards
 from svdq.worker.config import RankConfig
 from svdq.worker.fit import NUM_VIDEOS, know, to_fetch, ways
 from svdq.worker.launcher.launcher import LaunchOptions
@@ -185,17 +185,59 @@ def stored_file(folder: Path, kind: str, text: str) -> str:
     return str(path)
 
 
+def ltx_file(folder: Path) -> str:
+    """A model file of LTX-2.5 by the names of ComfyUI's template."""
+    files = "transformer = 'ltx-2.5-22b-distilled-transformer-comfy-int8-convrot.safetensors'\n"
+    files += "text_encoder = 'gemma4-12b-with-proj-ltx-2.5-comfy-int8-convrot.safetensors'\n"
+    (folder / "ltx.toml").write_text(f'base = "Lightricks/LTX-2.5-Diffusers"\n[weights]\n{files}')
+    return str(folder / "ltx.toml")
+
+
 @pytest.mark.parametrize(
-    ("gpus", "title"), [("1x12", "12 GB"), ("1x16", "16 GB"), ("1x24", "24 GB"), ("7x24", "seven of 24 GB")]
+    ("gpus", "title"),
+    [("1x8", "8 GB"), ("1x12", "12 GB"), ("1x16", "16 GB"), ("1x24", "24 GB"), ("7x24", "seven of 24 GB")],
 )
-def test_the_page_says_what_fp8_and_gguf_files_need(home: Path, tmp_path: Path, gpus: str, title: str) -> None:
+def test_the_page_says_what_int8_fp8_and_gguf_files_need(home: Path, tmp_path: Path, gpus: str, title: str) -> None:
     cells = []
-    for kind, text in (("fp8_scaled.safetensors", "umt5_fp8.safetensors"), ("Q4_K_M.gguf", "umt5-Q8_0.gguf")):
-        known = know(stored_file(tmp_path, kind, text))
-        way = next(each for each in ways(known, known.video(), Cards.parse(gpus), 1, None) if each.fits)
-        cells.append(f"`{way.command}`{', in parts' * way.in_parts}: {size_text(way.need_bytes)}")
+    for kind, text in (
+        ("int8_convrot.safetensors", "umt5_fp8.safetensors"),
+        ("Q4_K_M.gguf", "umt5-Q8_0.gguf"),
+        ("", ""),
+    ):
+        known = know(stored_file(tmp_path, kind, text) if kind else ltx_file(tmp_path))
+        way = next((each for each in ways(known, known.video(), Cards.parse(gpus), 1, None) if each.fits), None)
+        cells.append("**no**")
+        if way is not None:
+            cells[-1] = f"`{way.command}`{', in parts' * way.in_parts}: {size_text(way.need_bytes)}"
     row = f"| {title} | {' | '.join(cells)} |"
     assert row in (ROOT / "docs/gpus.md").read_text(encoding="utf-8"), row
+
+
+def test_the_page_says_which_files_are_for_which_cards() -> None:
+    page = (ROOT / "docs/gpus.md").read_text(encoding="utf-8")
+    for each in GENERATIONS:
+        row = f"| {each.title} | {each.files} | {'; '.join(map(str, each.gains)) or 'none published'} |"
+        assert row in page, row
+
+
+@pytest.mark.parametrize(
+    ("card", "says"),
+    [
+        ("3060", "Files of the transformer to take: int8 (int8 is 2.0 times as fast as bf16 on an RTX 3060"),
+        ("4090", "Files of the transformer to take: int8 (int8 is 1.76 times as fast as bf16 on an RTX 4070 Ti SUPER"),
+        ("a5000", "Files of the transformer to take: int8 (int8 is 1.0 times as fast as bf16 on an RTX A6000"),
+        ("t4", "Files of the transformer to take: int8."),
+        ("5090", "Files of the transformer to take: fp8 or nvfp4."),
+        ("h100", "Files of the transformer to take: bf16."),
+        ("1x24", "Files of the transformer to take: int8 for RTX 20 to 40, fp8 or nvfp4 for RTX 50, bf16 for H100."),
+    ],
+)
+def test_the_files_to_take_follow_from_the_card(home: Path, tmp_path: Path, card: str, says: str) -> None:
+    model = stored_file(tmp_path, "int8_convrot.safetensors", "umt5_fp8.safetensors")
+    said = CliRunner().invoke(cli, ["plan", "--model", model, "--gpus", card], catch_exceptions=False).stdout
+    assert says in said
+    said = CliRunner().invoke(cli, ["plan", "--model", SVD, "--gpus", card], catch_exceptions=False).stdout
+    assert "Files of" not in said
 
 
 def test_the_page_says_what_small_gpus_can_do(home: Path, tmp_path: Path) -> None:
