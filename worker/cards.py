@@ -41,7 +41,7 @@ class Gain:
     source: str
 
     def __str__(self) -> str:
-        return f"{self.format} is {self.times} times as fast as bf16 on an {self.gpu}: {self.source}"
+        return f"{self.format} is {self.times} times as fast as bf16 on {self.gpu}: {self.source}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ TRIED = (
 )
 HOST_RESERVE_BYTES = 8 * 10**9  # of host memory, for everything but streamed weights
 #: Memory of usual cards in GB, from the smallest.
-CARDS_GB = (8, *sorted({gigabytes for _, gigabytes in KNOWN_CARDS.values()}))
+CARDS_GB = tuple(sorted({gigabytes for _, gigabytes in KNOWN_CARDS.values()}))
 
 
 @dataclass(frozen=True, kw_only=True)

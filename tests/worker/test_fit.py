@@ -185,14 +185,6 @@ def stored_file(folder: Path, kind: str, text: str) -> str:
     return str(path)
 
 
-def ltx_file(folder: Path) -> str:
-    """A model file of LTX-2.5 by the names of ComfyUI's template."""
-    files = "transformer = 'ltx-2.5-22b-distilled-transformer-comfy-int8-convrot.safetensors'\n"
-    files += "text_encoder = 'gemma4-12b-with-proj-ltx-2.5-comfy-int8-convrot.safetensors'\n"
-    (folder / "ltx.toml").write_text(f'base = "Lightricks/LTX-2.5-Diffusers"\n[weights]\n{files}')
-    return str(folder / "ltx.toml")
-
-
 @pytest.mark.parametrize(
     ("gpus", "title"),
     [("1x8", "8 GB"), ("1x12", "12 GB"), ("1x16", "16 GB"), ("1x24", "24 GB"), ("7x24", "seven of 24 GB")],
@@ -204,7 +196,7 @@ def test_the_page_says_what_int8_fp8_and_gguf_files_need(home: Path, tmp_path: P
         ("Q4_K_M.gguf", "umt5-Q8_0.gguf"),
         ("", ""),
     ):
-        known = know(stored_file(tmp_path, kind, text) if kind else ltx_file(tmp_path))
+        known = know(stored_file(tmp_path, kind, text) if kind else PRESETS["ltx-2.5-distilled"])
         way = next((each for each in ways(known, known.video(), Cards.parse(gpus), 1, None) if each.fits), None)
         cells.append("**no**")
         if way is not None:
@@ -223,9 +215,9 @@ def test_the_page_says_which_files_are_for_which_cards() -> None:
 @pytest.mark.parametrize(
     ("card", "says"),
     [
-        ("3060", "Files of the transformer to take: int8 (int8 is 2.0 times as fast as bf16 on an RTX 3060"),
-        ("4090", "Files of the transformer to take: int8 (int8 is 1.76 times as fast as bf16 on an RTX 4070 Ti SUPER"),
-        ("a5000", "Files of the transformer to take: int8 (int8 is 1.0 times as fast as bf16 on an RTX A6000"),
+        ("3060", "Files of the transformer to take: int8 (int8 is 2.0 times as fast as bf16 on RTX 3060"),
+        ("4090", "Files of the transformer to take: int8 (int8 is 1.76 times as fast as bf16 on RTX 4070 Ti SUPER"),
+        ("a5000", "Files of the transformer to take: int8 (int8 is 1.0 times as fast as bf16 on RTX A6000"),
         ("t4", "Files of the transformer to take: int8."),
         ("5090", "Files of the transformer to take: fp8 or nvfp4."),
         ("h100", "Files of the transformer to take: bf16."),
