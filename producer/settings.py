@@ -142,6 +142,9 @@ class Settings(BaseModel):
         False  # whether workers keep the latents of finished videos, from which they are upscaled later
     )
     mark: bool = True  # whether workers mark files as made by a model, where jobs do not say otherwise
+    #: PEM files of a certificate with its chain and of its key, by which workers sign files (C2PA); None: they do not.
+    c2pa_cert: Annotated[Path, AfterValidator(absolute)] | None = None
+    c2pa_key: Annotated[Path, AfterValidator(absolute)] | None = None
     #: Token of `svdq serve`; None: the one in its file.
     serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False, exclude=True)
 

@@ -33,6 +33,7 @@ from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo
 from svdq.worker.intake.prefetcher import IntakeOptions
 from svdq.worker.intake.source import Intake
 from svdq.worker.outages import LEASE_TIMEOUT_S, NUM_LEASE_RETRIES, ConnectionHealth, connect, wait_for
+from svdq.worker.output.content_credentials import ContentCredentials
 from svdq.worker.output.writer import ResultWriter, is_held
 from svdq.worker.queue.crashes import MAX_WRITERS, CrashMarker, read_suspects
 from svdq.worker.startup import (
@@ -159,6 +160,7 @@ class Rank:
             num_writers=num_writers(),
             codec=self._codec if process.run.settings.keep_latents else None,
             marks_files=process.run.settings.mark,
+            credentials=ContentCredentials.of(process.run.settings),
         )
         self._ending.callback(writer.wait, FLUSH_S)
         return writer

@@ -15,7 +15,7 @@ from svdq.pipeline.media.capture import Capture
 #: algorithm without a model has changed.
 SourceType = Literal["trainedAlgorithmicMedia", "algorithmicallyEnhanced"]
 
-_VOCABULARY = "http://cv.iptc.org/newscodes/digitalsourcetype/"
+VOCABULARY = "http://cv.iptc.org/newscodes/digitalsourcetype/"
 _NAMESPACES = (
     ("exif", "http://ns.adobe.com/exif/1.0/"),
     ("xmp", "http://ns.adobe.com/xap/1.0/"),
@@ -39,7 +39,7 @@ def packet(mark: Mark | None, capture: Capture | None = None) -> bytes:
     if mark is not None:
         fields |= {
             "xmp:CreatorTool": mark.tool,
-            "Iptc4xmpExt:DigitalSourceType": f"{_VOCABULARY}{mark.source_type}",
+            "Iptc4xmpExt:DigitalSourceType": f"{VOCABULARY}{mark.source_type}",
             "Iptc4xmpExt:AISystemUsed": mark.model,
         }
     if not fields:

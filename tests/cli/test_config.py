@@ -47,6 +47,8 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "upscaler": {"value": None, "source": "default"},
         "keep_latents": {"value": False, "source": "default"},
         "mark": {"value": True, "source": "default"},
+        "c2pa_cert": {"value": None, "source": "default"},
+        "c2pa_key": {"value": None, "source": "default"},
         "serve_token": {"value": None, "source": "default"},
         "metrics_address": {"value": "127.0.0.1", "source": "default"},
         "trace": {"value": None, "source": "default"},

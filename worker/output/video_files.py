@@ -28,6 +28,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.active_job import SampleJob
 from svdq.worker.checkpoint.store import Codec
 from svdq.worker.outages import NoLongerWantedError
+from svdq.worker.output.content_credentials import ContentCredentials
 
 VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")  # they can change a video's bits
 
@@ -43,11 +44,13 @@ class VideoFiles:
         is_held: Callable[[Sample], bool],
         codec: Codec | None,
         marks_files: bool,
+        credentials: ContentCredentials | None,
     ) -> None:
         self._storage = storage
         self._model = model
         self._is_held = is_held
         self._codec = codec
+        self._credentials = credentials
         self._versions = {name: version(name) for name in VERSIONS_OF}
         self._mark = None
         if marks_files:
@@ -85,6 +88,8 @@ class VideoFiles:
                 video.write_video(
                     shown, paths[key], kind, fps, sidecar.comment, sound=sound, capture=dated, mark=mark, chain=chain
                 )
+                if mark is not None and self._credentials is not None:
+                    self._credentials.sign(paths[key], mark.source_type)
             if not self._is_held(sample):
                 raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
             self._keep(sample, job, frames, sound)

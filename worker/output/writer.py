@@ -27,6 +27,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.active_job import SampleJob
 from svdq.worker.checkpoint.store import Codec
 from svdq.worker.outages import RETRY_S, FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
+from svdq.worker.output.content_credentials import ContentCredentials
 from svdq.worker.output.video_files import VideoFiles
 
 logger = logging.getLogger(__name__)
@@ -71,14 +72,17 @@ class ResultWriter(Sink):
         behind_s: float = BEHIND_S,
         codec: Codec | None = None,
         marks_files: bool = True,
+        credentials: ContentCredentials | None = None,
     ) -> None:
         """Start threads; `is_held` says whether to publish, `mark` (job id) surrounds work that may crash.
 
         `codec` writes the latents of samples that have them. `marks_files` says whether files say that a model made
-        them, unless their jobs do not want it.
+        them, unless their jobs do not want it; `credentials` sign those that do.
         """
         self._storage = storage
-        self._files = VideoFiles(storage, model, is_held=is_held, codec=codec, marks_files=marks_files)
+        self._files = VideoFiles(
+            storage, model, is_held=is_held, codec=codec, marks_files=marks_files, credentials=credentials
+        )
         self._tracer = tracer
         self._is_held = is_held
         self._mark = mark
