@@ -18,7 +18,7 @@ from svdq.pipeline.models.model_name import is_model_file
 from svdq.pipeline.models.names.model_names import find_folder, shipped_configs
 from svdq.pipeline.models.names.pull import cache_folder
 from svdq.pipeline.models.needs import Residency, SizedModel, published, sizes_of
-from svdq.pipeline.models.published_files import SIZES
+from svdq.pipeline.models.published_files import SIZES, quantized_bits
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.weights.model_folder import DTYPES, check_folder
 from svdq.pipeline.planning.capacity import VideoCosts
@@ -28,12 +28,6 @@ from svdq.producer.text import count
 from svdq.worker.cards import Cards
 
 NUM_VIDEOS = 300  # for which times are given unless a number is
-#: Bits of a weight by the format in the name of a file; files of the K types of GGUF have blocks of several types.
-BITS = {
-    "mxfp8": 8.25, "fp8": 8, "int8": 8, "fp4": 4.5, "w4a4": 4,
-    "q8_0": 8.5, "q6_k": 6.57, "q5_k": 5.6, "q5_1": 6, "q5_0": 5.5,
-    "q4_k": 4.8, "q4_1": 5, "q4_0": 4.5, "q3_k": 3.9, "q2_k": 3,
-}  # fmt: skip
 CONFIGS_BYTES = 35_000_000  # of a base whose weights are all replaced: configs, and a tokenizer of Gemma
 #: Host memory that pinned weights take, in sizes of their own: torch rounds each tensor up to a power of two.
 #: 44 GB for the 28.6 GB of an expert of 14 billion weights (docs/models.md).
@@ -151,8 +145,7 @@ def _bytes_of(file: str, weights: Mapping[str, str], num_weights: Mapping[str, f
 
 def _stored_by_name(file: str, num_weights: float) -> float:
     """Return the bytes of a file that is not here by the format in its name; 0 if that is not known."""
-    bits = next((bits for name, bits in BITS.items() if name in file.lower()), 0.0)
-    return num_weights * bits / 8
+    return num_weights * (quantized_bits(file) or 0.0) / 8
 
 
 def ways(model: SizedModel, video: VideoParameters, cards: Cards, num_videos: int, step_s: float | None) -> list[Way]:

@@ -1,7 +1,6 @@
 """Writes what was read of a workflow as a model file, and the command that submits the same video."""
 
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,19 +17,12 @@ from svdq.pipeline.models.comfyui_folders import Folders, split_photo
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.model_file import LORA_SUFFIXES, WEIGHTS_SUFFIXES, ModelFile
-
-#: Bits of a weight by a part of a file's name, in its order; of GGUF with the factors of its blocks.
-_BITS = (
-    ("q8_0", 8.5), ("q6_k", 6.6), ("q5_", 5.6), ("q4_", 4.8), ("q3_", 3.9), ("q2_", 2.9),
-    ("fp8", 8), ("e4m3", 8), ("e5m2", 8), ("int8", 8), ("fp4", 4.5), ("w4a4", 4), ("fp32", 32),
-)  # fmt: skip
+from svdq.pipeline.models.published_files import quantized_bits
 
 
 def about_bytes(name: str, num_weights: int) -> int:
     """Estimate the size of a file of so many weights by its name."""
-    lowered = name.lower()
-    bits = next((bits for part, bits in _BITS if re.search(rf"(^|[^a-z]){part}", lowered)), 16)
-    return int(num_weights * bits / 8)
+    return int(num_weights * (quantized_bits(name) or (32 if "fp32" in name.lower() else 16)) / 8)
 
 
 @dataclass(frozen=True, kw_only=True)
