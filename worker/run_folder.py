@@ -115,12 +115,12 @@ def write_failure(folder: Path, restart_count: int, reason: str) -> None:
 
 
 def read_failure(folder: Path, restart_count: int) -> str:
-    """Return why a rank of a start or restart of the group ended; "" if that is not recorded."""
+    """Return why a rank of this start of the group, or of a later one, ended; "" if that is not recorded."""
     try:
         of, reason = json.loads((folder / "failure").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return ""
-    return str(reason) if of == restart_count else ""
+    return str(reason) if of >= restart_count else ""
 
 
 def write_trace(folder: Path, rank: int, events: list[dict[str, Any]]) -> None:
