@@ -33,6 +33,7 @@ from svdq.producer.settings_loader import load_settings
 from svdq.worker.cards import Cards
 from svdq.worker.config import RankConfig, rank_options
 from svdq.worker.fit import faster_in_rounds
+from svdq.worker.launcher.gpu_users import users_of_gpus
 from svdq.worker.launcher.gpus import visible_gpus
 from svdq.worker.outages import check_storage
 from svdq.worker.run_folder import check_home
@@ -194,10 +195,18 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
     check_storage(settings.storage)
     gpus = visible_gpus() if rank.device != "cpu" else []
     # Not for the preview: a call of nvidia-smi may take seconds a GPU.
+    if gpus and model.layout is not None:
+        warn_of_other_programs()
     if len(gpus) == 2 and model.layout is not None and (cards := Cards.here()) is not None:
         cards = replace(cards, number=len(gpus), limit_bytes=settings.memory_limit)
         options = divide(options, settings.model, cards)
     return _run(settings, model, options, report)
+
+
+def warn_of_other_programs() -> None:
+    """Name the programs that hold memory of the GPUs."""
+    for user in users_of_gpus():
+        logger.warning("GPU %s: %s; to have its memory for videos, %s.", user.gpu, user, user.advice)
 
 
 def _reach_redis(settings: Settings, *, waits: bool) -> None:

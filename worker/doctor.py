@@ -37,6 +37,7 @@ from svdq.producer.text import duration
 from svdq.producer.threads import within
 from svdq.worker.cards import Cards
 from svdq.worker.fit import NUM_VIDEOS, know, lack_of_disk, to_fetch, ways
+from svdq.worker.launcher.gpu_users import users_of_gpus
 from svdq.worker.launcher.gpus import GPUS_BY_BUS, least_capability, memory_of_gpus
 
 OLDEST_REDIS = (6, 2)  # oldest server version that supports the commands we use
@@ -240,6 +241,8 @@ def check_machine() -> Iterator[Finding]:
     rows, failure = memory_of_gpus()
     for index, name, total, free in rows:
         yield Finding(f"GPU {index}", "ok", f"{name}, {_gib(total)}, {_gib(free)} free")
+    for user in users_of_gpus() if rows else ():
+        yield Finding(f"GPU {user.gpu}", "warn", str(user), user.advice)
     if failure:
         advice = "see `dmesg`; a GPU that is lost needs a reset or a reboot"
         yield Finding("GPUs", "warn" if rows else "fail", failure, advice)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from svdq.cli.worker import warn_of_other_programs
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer import keys
 from svdq.producer.processes import is_running
@@ -132,6 +133,58 @@ def test_only_the_gpus_that_ranks_will_see_decide_what_fits(put_nvidia_smi: PutN
         assert Cards.here() == Cards(number=1, total_bytes=24564 * 2**20, name="RTX 4090")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert Cards.here() is None
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """Start a program that does nothing, in a folder, and return its process."""
+    found: list[subprocess.Popen[bytes]] = []
+
+    def start(folder: str, script: str) -> int:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / script).write_text("import time; time.sleep(600)")
+        found.append(subprocess.Popen([sys.executable, script], cwd=tmp_path / folder))
+        return found[-1].pid
+
+    yield start
+    for process in found:
+        process.kill()
+        process.wait()
+
+
+def test_the_program_that_holds_a_card_is_named(put_nvidia_smi: PutNvidiaSmi, started: Callable[..., int]) -> None:
+    """ComfyUI keeps its models; a desktop's little memory and svdq's own ranks are not worth a word."""
+    comfyui, other, own = started("ComfyUI", "main.py"), started("work", "train.py"), started("svdq", "svdq-rank.py")
+    apps = f"""
+echo "GPU-a, {comfyui}, 14336, /usr/bin/python3"
+echo "GPU-b, {other}, 2048, /usr/bin/python3"
+echo "GPU-b, {own}, 20480, /usr/bin/python3"
+echo "GPU-b, 1, 300, Xorg"
+echo "GPU-b, {other}, [N/A], /usr/bin/python3"
+"""
+    memory = 'echo "0, RTX 4090, 24564, 10000"; echo "1, RTX 4090, 24564, 2000"'
+    put_nvidia_smi(f'case "$*" in -L) {TWO};; *compute-apps*) {apps};; *) {memory};; esac')
+    found = [(each.subject, each.text, each.advice) for each in doctor.check_machine() if each.level == "warn"]
+    program = f"{Path(sys.executable).name} train.py"
+    assert found[:2] == [
+        (
+            "GPU 0",
+            f"ComfyUI (process {comfyui}) holds 15.0 GB, and keeps its models there while it is idle",
+            f'press its "Free model and node cache", or end it (`kill {comfyui}`)',
+        ),
+        ("GPU 1", f"{program} (process {other}) holds 2.1 GB", f"end it (`kill {other}`)"),
+    ]
+    assert len([subject for subject, *_ in found if subject.startswith("GPU")]) == 2
+
+
+def test_a_worker_names_it_when_it_starts(
+    put_nvidia_smi: PutNvidiaSmi, started: Callable[..., int], caplog: pytest.LogCaptureFixture
+) -> None:
+    pid = started("ComfyUI", "main.py")
+    put_nvidia_smi(f'case "$*" in -L) {TWO};; *compute-apps*) echo "GPU-b, {pid}, 14336, python";; esac')
+    warn_of_other_programs()
+    [said] = caplog.messages
+    assert said.startswith(f"GPU 1: ComfyUI (process {pid}) holds 15.0 GB, and keeps its models there while it is idle")
 
 
 def test_doctor_does_not_call_a_broken_driver_no_gpus(put_nvidia_smi: PutNvidiaSmi) -> None:
