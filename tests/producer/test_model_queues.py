@@ -102,7 +102,7 @@ def test_submit_names_a_model_that_runs_or_says_that_none_does(svdq: Cli, connec
     job = view(connection, json.loads(made.stdout)["id"])
     assert (job.queue, job.parameters["family"], made.stderr) == ("svdq-default:wan-4step", "wan", "")
     missing = svdq("submit", photo, "--model", "/models/xt.toml")
-    assert missing.stderr.endswith("No worker runs the model xt; its videos wait for one.\n")
+    assert "No worker runs the model xt; its videos wait for one.\n" in missing.stderr
     assert "no worker runs the model xt" in svdq("status", missing.stdout.split()[0]).stdout
 
 
