@@ -95,7 +95,8 @@ def check_url(url: str) -> None:
                 why = f": there is no file {file!r}, which {name} names"
                 raise ValueError
         pool.connection_class(**pool.connection_kwargs)
-        str(pool.connection_kwargs.get("host", "")).encode("idna")  # UnicodeError would be no RedisError later
+        if host := pool.connection_kwargs.get("host"):  # else its codec is not imported
+            str(host).encode("idna")  # UnicodeError would be no RedisError later
     except (TypeError, ValueError, RedisError) as error:  # their texts have parts of passwords
         if option := _NO_OPTION.search(str(error)):
             why = f": it has an option {option[1]!r}, which this kind of URL has not"
