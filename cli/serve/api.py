@@ -186,8 +186,8 @@ async def list_videos(request: Request) -> Response:
         message = f"There is no filter {unknown[:80]!a}; the parameters of a list are limit, order and after."
         raise ApiError(400, message, param=unknown[:80], code="unknown_parameter")
     limit, order, after = query.get("limit", "20"), query.get("order", "desc").lower(), query.get("after", "")
-    if limit not in map(str, range(1, MAX_PAGE + 1)):
-        message = f"limit {limit[:20]!r} is not allowed: it must be 1 to {MAX_PAGE}."
+    if limit not in map(str, range(MAX_PAGE + 1)):
+        message = f"limit {limit[:20]!r} is not allowed: it must be 0 to {MAX_PAGE}."
         raise ApiError(400, message, param="limit")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order {order[:20]!r} is not allowed: it must be asc or desc.", param="order")
@@ -215,6 +215,11 @@ async def retrieve_video(request: Request) -> Response:
     """Describe a video, and say when to ask again."""
     view = await _find(request)
     [video] = await _describe(request, [view])
+    return _polled(view, video)
+
+
+def _polled(view: JobView, video: Video) -> Response:
+    """Answer with a video and, unless it has ended, when to ask for it again."""
     if view.ended:
         return Json(video)
     eta_s, (shortest, longest) = video["svdq"]["eta_s"], POLL_MS
@@ -311,7 +316,7 @@ async def _answer(request: Request, submission: Submission, view: JobView, spec:
     own = video["svdq"]
     own["existing"] = not submission.is_new
     own["notice"] = " ".join(filter(None, [own["notice"], *notices])) or None
-    return Json(video)
+    return _polled(view, video)
 
 
 async def _find(request: Request) -> JobView:

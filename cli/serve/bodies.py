@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO, ClassVar, cast
+from urllib.parse import unquote_to_bytes
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
@@ -31,6 +32,8 @@ SPOOLED_BYTES = 64 << 10  # bytes of a photo that are kept in memory; the rest g
 SMALL_S = 30.0
 PHOTO_S = 600.0
 MAX_FIELDS = 64
+URLENCODED = "application/x-www-form-urlencoded"  # what clients send of a form without a file
+UNQUOTED_BYTES = 64 << 10  # bytes of such a form that are decoded at a time: each escape is an object in memory
 
 
 def limited(
@@ -90,17 +93,18 @@ class FormReader:
         if kind == "multipart/form-data":
             remedy = "make the photo smaller or raise SVDQ_MAX_PIXELS"
             return await _read_multipart(limited(request, self._max_bytes, PHOTO_S, remedy))
-        if kind not in ("application/json", ""):
+        if kind not in (URLENCODED, "application/json", ""):
             message = f"A body of type {kind[:80]!r} cannot be read; send multipart/form-data or application/json."
             raise ApiError(400, message, code="unknown_content_type")
+        parse, most = (_parse_urlencoded, MAX_TEXT_BYTES) if kind == URLENCODED else (_parse_json, MAX_JSON_BYTES)
         remedy = "send the photo as multipart/form-data"
-        request = limited(request, min(MAX_JSON_BYTES, self._max_bytes), PHOTO_S, remedy)
+        request = limited(request, min(most, self._max_bytes), PHOTO_S, remedy)
         with SpooledTemporaryFile(max_size=SPOOLED_BYTES) as file:
             async for chunk in request.stream():
                 file.write(chunk)
             file.seek(0)
             async with self._parsing:
-                return await asyncio.to_thread(lambda: _with_photo(_parse_json(file.read())))
+                return await asyncio.to_thread(lambda: _with_photo(parse(file.read())))
 
 
 async def _read_multipart(request: Request) -> Form:
@@ -177,6 +181,29 @@ def _form_of(parts: FormData) -> Form:
             if frame == PHOTO:
                 form.file_name = value.filename or ""
     return form
+
+
+def _parse_urlencoded(data: bytes) -> Form:
+    """Parse a form without files, in which a photo is a data URL; raises ApiError."""
+    parts = [part.partition(b"=") for part in data.split(b"&", MAX_FIELDS) if part]
+    try:
+        fields = [(_unquoted(name), _unquoted(value)) for name, _, value in parts]
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "The form is not UTF-8.", code="bad_form") from error
+    if len(fields) > MAX_FIELDS:
+        raise ApiError(400, f"The form has more than {MAX_FIELDS} fields.", code="bad_form")
+    return Form(fields=fields)
+
+
+def _unquoted(text: bytes) -> str:
+    text, decoded, begin = text.replace(b"+", b" "), bytearray(), 0
+    while begin < len(text):
+        end = begin + UNQUOTED_BYTES
+        escape = text.find(b"%", end - 2, end)  # one that the end would cut
+        end = end if escape < 0 else escape
+        decoded += unquote_to_bytes(text[begin:end])
+        begin = end
+    return decoded.decode()
 
 
 def _parse_json(data: bytes) -> Form:

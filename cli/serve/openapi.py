@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from starlette.routing import BaseRoute, Route
 
+from svdq.cli.serve.bodies import URLENCODED
 from svdq.cli.serve.fields import EXTRAS, FIELDS, LAST_PHOTO, NO_OPS, PHOTO, RENAMED, SOUND
 from svdq.cli.serve.videos import Video
 from svdq.producer import keys
@@ -69,7 +70,7 @@ def _ref(schema: str) -> dict[str, str]:
     return {"$ref": f"{SCHEMAS}{schema}"}
 
 
-_BODY_TYPES = ("multipart/form-data", "application/json")
+_BODY_TYPES = ("multipart/form-data", "application/json", URLENCODED)
 #: By the name of the view: the schemas of bodies, of answers by their type, and of parameters of the query.
 _BODIES = {
     "create_video": _ref("VideoRequest"),
@@ -87,7 +88,7 @@ _ANSWERS: Mapping[str, dict[str, Any]] = {
 }
 _QUERIES: Mapping[str, dict[str, Any]] = {
     "list_videos": {
-        "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 20},
+        "limit": {"type": "integer", "minimum": 0, "maximum": MAX_PAGE, "default": 20},
         "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
         "after": {"type": "string", "description": "id of the last video of the page before"},
     },

@@ -13,6 +13,7 @@ import redis
 from PIL import Image
 
 from svdq.cli.serve.api_errors import without_folders
+from svdq.cli.serve.bodies import URLENCODED
 from svdq.producer.settings import Settings
 from tests.cli.serve.servers import BOUNDARY, TYPE, Serve, Server, multipart
 from tests.queued import JOB, enqueue
@@ -130,7 +131,10 @@ BROKEN_BODIES = [
     (b'{"prompt": "\\ud800"}', "application/json", "invalid_value"),
     (b'{"prompt": {"a": 1}}', "application/json", "invalid_value"),
     (b'{"\\ud800": 1}', "application/json", "unknown_parameter"),
-    (b"x=1", "application/x-www-form-urlencoded", "unknown_content_type"),
+    (b"x=1", URLENCODED, "unknown_parameter"),
+    (b"input_reference=data%3Aimage%2Fjpeg%3Bbase64%2C*", URLENCODED, "invalid_value"),
+    (b"prompt=%ff", URLENCODED, "bad_form"),
+    (b"&".join([b"seed=1"] * 65), URLENCODED, "bad_form"),
     (b"x", "image/jpeg", "unknown_content_type"),
 ]
 

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ import rq
 from rq.job import JobStatus
 
 from svdq.cli.serve.backend import FRESH_S
+from svdq.cli.serve.bodies import UNQUOTED_BYTES, URLENCODED
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
@@ -203,9 +205,26 @@ def test_a_photo_whose_part_has_no_filename(server: Server, data: bytes, names: 
     assert made.status == 200, made.body
 
 
+def test_a_form_without_a_file(server: Server, data: bytes) -> None:
+    made = server.create(data, seed=7, name="Ü & co")
+    url = f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+    fields = {"seed": "7", "extra_params[name]": "Ü & co"}
+    plain = urlencode({"input_reference": url, **fields})
+    escaped = f"input_reference={''.join(f'%{byte:02x}' for byte in url.encode())}&{urlencode(fields)}"
+    assert len(escaped) > 2 * UNQUOTED_BYTES
+    for body in (plain, escaped):
+        answer = server.ask("POST", "/v1/videos", body, {**server.bearer, "Content-Type": URLENCODED})
+        assert (answer.status, answer.json["id"]) == (200, made.json["id"]), answer.body
+    much = {"Content-Type": URLENCODED, "Content-Length": str((8 << 20) + 1)}
+    answer = server.ask("POST", "/v1/videos", "", server.bearer | much)
+    assert (answer.status, answer.error["code"]) == (413, "too_large")
+
+
 def test_when_to_poll_again(server: Server, data: bytes, connection: redis.Redis, svdq: Cli) -> None:
-    made = [server.create(data, seed=seed).json["id"] for seed in range(9)]
-    assert server.get(f"/v1/videos/{made[0]}").headers["openai-poll-after-ms"] == "5000"
+    created = [server.create(data, seed=seed) for seed in range(9)]
+    made = [answer.json["id"] for answer in created]
+    for answer in (created[0], server.get(f"/v1/videos/{made[0]}")):
+        assert answer.headers["openai-poll-after-ms"] == "5000"
     save(connection, rank(0, intake=IntakeStatus(worker="w", costs=(COSTS_HERE,))), rank(1))
     time.sleep(FRESH_S)
     answers = [server.get(f"/v1/videos/{each}") for each in made]
@@ -301,6 +320,9 @@ def test_pages(server: Server, data: bytes) -> None:
     assert pages("") == [[made[4], made[3]], [made[2], made[1]], [made[0]]]
     assert pages("order=asc&") == [[made[0], made[1]], [made[2], made[3]], [made[4]]]
 
+    none = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": True}
+    assert server.get("/v1/videos?limit=0").json == none
+
     # Whoever deletes what each page has goes on where the page ended.
     page = server.get("/v1/videos?limit=2").json
     for video in page["data"]:
@@ -314,7 +336,7 @@ def test_queries_of_lists(server: Server) -> None:
     assert server.get("/v1/videos").json == empty
     unknown = server.get("/v1/videos?status=completed")
     assert (unknown.status, unknown.error["code"], unknown.error["param"]) == (400, "unknown_parameter", "status")
-    for query in ("limit=0", "limit=101", "limit=x", "limit=%C2%B2", "limit=" + "1" * 5000, "order=up", "after=no"):
+    for query in ("limit=-1", "limit=101", "limit=x", "limit=%C2%B2", "limit=" + "1" * 5000, "order=up", "after=no"):
         answer = server.get(f"/v1/videos?{query}")
         assert (answer.status, answer.error["param"]) == (400, query.partition("=")[0])
 
