@@ -77,7 +77,8 @@ def compose(
         yield from blank
         yield _group_title(each, len(jobs))
         first = each.ranks[0]
-        if first.loras or first.defaults:  # how a model file changes its base, on a separate line, which may wrap
+        # How a model file changes its base is on a separate line, which may wrap.
+        if first.loras or first.facts.get("defaults"):
             loras = f" with {', '.join(first.loras)}" if first.loras else ""
             yield ((printable(f"model {first.model}{loras}"), "dim"),)
         yield _rank_table(each, snapshot.names, is_ascii)

@@ -83,8 +83,7 @@ class RankStatus(Record):
     notice: str = ""
     model: str  # of family "" if it makes videos of any
     family: str = ""
-    loras: tuple[str, ...] = ()  # of a model file: its LoRAs with their strengths, and the parameters that it fills in
-    defaults: dict[str, Any] = Field({})
+    loras: tuple[str, ...] = ()  # of a model file: its LoRAs with their strengths
     #: The model's facts (`Family.read_facts`), of rank 0; {} of other ranks and of earlier versions.
     facts: dict[str, Any] = Field({})
     #: Seconds of a step of its model's usual video on such a GPU, as somebody has published it, of rank 0.
@@ -123,6 +122,7 @@ class RankStatus(Record):
             "started_at": iso_of(self.started_at),
             "at": iso_of(self.at),
             "conditions": [condition.as_json() for condition in self.conditions],
+            "defaults": self.facts.get("defaults", {}),
         }
 
     @property

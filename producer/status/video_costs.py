@@ -50,8 +50,8 @@ def known_of(rank: RankStatus, family_name: str) -> "KnownModel | None":
     family = next((each for each in FAMILIES if each.name == (rank.family or family_name)), None)
     if family is None:
         return None
-    # Without a family or of an earlier version, a record has facts that differ from the published model's.
-    facts = rank.facts if rank.family and rank.facts else {**family.published, "defaults": rank.defaults, **rank.facts}
+    # One that makes videos of all families, or of an earlier version, says little of its model.
+    facts = rank.facts if rank.family and rank.facts else {**family.published, **rank.facts}
     return KnownModel(name=rank.model, family=family, facts=facts)
 
 

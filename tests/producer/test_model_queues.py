@@ -85,8 +85,8 @@ def test_a_job_whose_model_no_worker_runs_says_so_and_holds_up_no_other(connecti
 def test_a_named_model_decides_family_and_defaults(connection: redis.Redis, settings: Settings) -> None:
     save(
         connection,
-        rank(0, "a-1", num_ranks=1, model="xt", family="svd", defaults={"steps": 25}),
-        rank(0, "b-1", num_ranks=1, model="xt-fast", family="svd", defaults={"steps": 4}),
+        rank(0, "a-1", num_ranks=1, model="xt", family="svd", facts={"defaults": {"steps": 25}}),
+        rank(0, "b-1", num_ranks=1, model="xt-fast", family="svd", facts={"defaults": {"steps": 4}}),
         rank(0, "c-1", num_ranks=1, model="wan-4step", family="wan"),
     )
     assert expected_model(settings, connection) is None

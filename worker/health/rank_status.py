@@ -174,7 +174,6 @@ def describe(topology: Topology, device: torch.device, info: ModelInfo) -> RankS
         family=info.family.name if info.family is not None else "",
         notice=info.notice,
         loras=tuple(f"{lora['file']} x {lora['strength']:g}" for lora in info.made_of.get("loras", ())),
-        defaults=info.facts.get("defaults", {}),
         facts=dict(info.facts) if topology.first else {},
         published_step_s=published_step_s(info, device_name) if topology.first else None,
         started_at=now,

@@ -16,6 +16,7 @@ import redis
 from PIL import ExifTags, Image
 
 from svdq.cli.serve.page import STATIC
+from svdq.pipeline.models.families import published_model
 from svdq.pipeline.models.wan.family import MODELS
 from svdq.producer import keys
 from svdq.producer.pauses import pause, resume
@@ -65,8 +66,8 @@ def test_the_form_has_every_parameter_of_the_job(server: Server) -> None:
 def test_the_defaults_of_a_running_model_file_fill_the_form_and_the_jobs(
     server: Server, connection: redis.Redis, photo: Path
 ) -> None:
-    defaults = {"motion_bucket_id": 60, "width": 512, "height": 256}
-    save(connection, rank(0, num_ranks=1, model="svd-calm", family="svd", defaults=defaults))
+    facts = published_model("svd").facts | {"defaults": {"motion_bucket_id": 60, "width": 512, "height": 256}}
+    save(connection, rank(0, num_ranks=1, model="svd-calm", family="svd", facts=facts))
     html = server.get("/").body.decode()
     assert re.search(r'id="svd-motion_bucket_id" name="motion_bucket_id" value="60"', html)
     assert '<option value="512x256" selected>' in html

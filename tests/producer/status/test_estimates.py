@@ -89,7 +89,7 @@ def test_what_a_job_leaves_open_is_what_its_group_fills_in() -> None:
     assert estimate_all([], queue, [wan_group()], ()).eta_s == pytest.approx(300 * video_s / 2)
     begun = JobView(id="a", status="started", step=1, steps=4, parameters=WAN)
     assert eta(begun, wan_group(in_flight=("a",))).eta_s == pytest.approx(3 * 3.0 + 3.0)
-    # A record of an earlier version has the defaults of its model file, and no other facts.
+    # A record of an earlier version has no facts.
     old = wan_group({})
     assert estimate_all([], queue, [old], ()).eta_s == pytest.approx(300 * (40 * 3.0 * 2 + 4.0) / 2)
 
