@@ -116,7 +116,7 @@ def _break_devices(folder: Path) -> None:
 
     from svdq.pipeline.errors import InputError
     from svdq.pipeline.models.simulated import SimulatedModel
-    from svdq.worker import device
+    from svdq.worker import startup
 
     names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     broken = folder / names[int(os.environ["LOCAL_RANK"]) % len(names)]
@@ -132,7 +132,7 @@ def _break_devices(folder: Path) -> None:
             os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, broken, os.O_RDONLY, 0)])
         return broken.exists()
 
-    device.choose_device = choose_device
+    startup.choose_device = choose_device
     _kill_if(SimulatedModel, "step", fails)
 
 
