@@ -284,7 +284,7 @@ def convert_command(source: str, target: Path, dtype: str, as_json: bool) -> Non
     "folder",
     type=GivenPath(),
     metavar="DIR",
-    help="ComfyUI's folder, or its models folder [default: around WORKFLOW, or ~/ComfyUI].",
+    help="ComfyUI's folder, or its models folder [default: around WORKFLOW, ~/ComfyUI or ~/comfy/ComfyUI].",
 )
 @click.option(
     "--output", type=GivenPath(), metavar="FILE", help="Model file to write [default: WORKFLOW's name .toml]."

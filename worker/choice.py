@@ -6,7 +6,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_name import PRESETS, has_weights
 from svdq.pipeline.models.needs import SizedModel
 from svdq.pipeline.video_parameters import VideoParameters
-from svdq.worker.cards import KNOWN_CARDS, Cards
+from svdq.worker.cards import Cards
 from svdq.worker.fit import NUM_VIDEOS, Way, know, ways
 
 #: Presets, the shape of their videos (None: the usual one) and whether experts are streamed from host memory, in the
@@ -22,8 +22,7 @@ TRIED = (
     ("svd-xt", "576x320x14", False),
 )
 HOST_RESERVE_BYTES = 8 * 10**9  # of host memory, for everything but streamed weights
-#: Memory of usual cards in GB, from the smallest.
-CARDS_GB = tuple(sorted({gigabytes for _, gigabytes in KNOWN_CARDS.values()}))
+CARDS_GB = (8, 12, 16, 24, 32, 48, 80, 141)  # memory of usual cards, from the smallest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "lora": ("loras",),
 }
 _MAX_EXTRA, _MAX_DEPTH = 100_000, 5  # letters of it, and levels; ComfyUI's has two
+_IN_HOME = ("~/ComfyUI", "~/comfy/ComfyUI")  # the second is where comfy-cli installs it
 EXTRA = "extra_model_paths.yaml"
 
 
@@ -119,7 +120,7 @@ def find_folders(given: Path | None, file: Path, *, in_working_folder: bool = Tr
             raise InputError(f"There is no folder {str(given)!r}; give ComfyUI's, or its models folder.")
         models: Path | None = given / "models" if (given / "models").is_dir() else given
     else:
-        around = [*file.absolute().parents, Path(os.path.expanduser("~/ComfyUI"))]
+        around = [*file.absolute().parents, *(Path(os.path.expanduser(each)) for each in _IN_HOME)]
         around += [Path("ComfyUI").absolute()] * in_working_folder
         found = (each / "models" for each in around)
         models = next((each for each in found if any((each / name).is_dir() for name in _DENOISERS[:2])), None)

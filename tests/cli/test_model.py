@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from svdq.cli.main import run
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_name import PRESETS
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
@@ -347,8 +349,19 @@ def test_commands_for_models_print_json(svdq: Cli, pull: Pull, hub: Hub, tiny_mo
 
 
 def test_a_preset_is_used_by_its_name_from_any_folder(svdq: Cli, tmp_path: Path) -> None:
-    names = [json.loads(line)["name"] for line in svdq("model", "list", "--json").stdout.splitlines()]
-    assert {"wan2.2-4step", "svd-xt-calm", "Wan-AI/Wan2.2-I2V-A14B-Diffusers"} <= set(names)
+    listed = {each["name"]: each for each in map(json.loads, svdq("model", "list", "--json").stdout.splitlines())}
+    assert {"wan2.2-4step", "svd-xt-calm", "Wan-AI/Wan2.2-I2V-A14B-Diffusers"} <= listed.keys()
+    preset = listed["wan2.2-4step"]
+    assert (preset["card_gb"], preset["streamed_card_gb"], preset["fetched"]) == (24, 12, False)
+    assert preset["download_bytes"] == pytest.approx(38e9, rel=0.01)
+    rows = [re.split(r"\s{2,}", line) for line in svdq("model", "list").stdout.splitlines()]
+    assert rows[0] == ["model", "family", "card", "to fetch"]
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8").partition("### Presets")[2]
+    named = re.findall(r"^\| (`[^|]*`) \|.*\| ([^|]*) \| ([\d.]+) GB \|$", page, re.MULTILINE)
+    said = {name: (card, size) for names, card, size in named for name in re.findall("`(.*?)`", names)}
+    shown = {row[0]: (row[2], f"{float(row[3].split()[0]):.2g}") for row in rows if row[0] in PRESETS}
+    sizes = {name: (card, f"{float(size):.2g}") for name, (card, size) in said.items()}
+    assert sizes == shown
     planned = svdq("plan", "--model", "wan2.2-4step", "--gpus", "1x24")
     assert planned.stdout.startswith("wan2.2-4step: 832x480, 81 frames, 4 steps.")
     photo = tmp_path / "photo.png"

@@ -217,6 +217,15 @@ def test_the_estimate_without_a_worker_says_why(server: Server) -> None:
     assert server.get("/page/estimate?num_videos=lots").status == 400
 
 
+def test_the_estimate_before_the_first_video_is_by_published_times(server: Server, connection: redis.Redis) -> None:
+    facts = dict(MODELS["Wan-AI/Wan2.2-I2V-A14B-Diffusers"].facts)
+    who = {"family": "wan", "model": "wan2.2-4step", "facts": facts, "num_ranks": 1, "published_step_s": 30.5}
+    save(connection, rank(0, intake=IntakeStatus(worker="w", round_size=2), **who))
+    found = server.get("/page/estimate?family=wan&num_videos=300").json
+    assert found["eta_s"] == pytest.approx(300 * (40 + 0.8) * 30.5 * 1.05)
+    assert found["reason"].startswith("By published times")
+
+
 def pages(server: Server, show: str = "open") -> list[dict[str, Any]]:
     """Return all pages of the list of results, together."""
     found, before = [], ""
