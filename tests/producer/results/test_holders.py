@@ -117,13 +117,13 @@ def test_a_removed_video_leaves_its_copies_by_people(
     moved = add_copy(connection, settings, storage, copied)
     (root / "best").mkdir()
     for end in ("json", "mp4"):
-        (root / f"photo-{moved}.{end}").rename(root / f"best/photo-{moved}.{end}")
+        (root / f"photo-2x-{moved}.{end}").rename(root / f"best/photo-2x-{moved}.{end}")
     old(settings)
     assert prune(connection, storage, settings) == {copied}
     assert prune(connection, storage, settings) == set(), "also when the original is gone"
     left = {f"outputs/mine/photo-{copied}.{end}" for end in ("json", "mp4")}
     assert {entry.key for entry in storage.entries("outputs")} == left | {
-        f"outputs/best/photo-{moved}.{end}" for end in ("json", "mp4")
+        f"outputs/best/photo-2x-{moved}.{end}" for end in ("json", "mp4")
     }
     assert remove_job(connection, storage, home, moved)
     assert {entry.key for entry in storage.entries("outputs")} == left
