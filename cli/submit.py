@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.formatting import echo
-from svdq.cli.option_types import GivenPath, with_settings
+from svdq.cli.option_types import GivenPath, ids_of_jobs, with_settings
 from svdq.cli.video_options import VideoCommand, job_options, parameter_options, read_spec
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import PARAMETER_KEYS
@@ -47,6 +47,7 @@ PRINTING = (
     "more_like",
     metavar="ID",
     multiple=True,
+    shell_complete=ids_of_jobs,
     help="In place of photos: more videos like that finished one, with other seeds; repeatable.",
 )
 @with_settings
