@@ -1,7 +1,6 @@
 """Parses TOML of strangers: its size and depth, and so the time of tomllib, are bounded before."""
 
 import re
-import tomllib
 from typing import Any, Final
 
 MAX_BYTES: Final = 1 << 16
@@ -26,4 +25,6 @@ def parse_toml(data: bytes) -> dict[str, Any]:
             raise ValueError("it is nested too deeply")
     if any(part.count(".") > MAX_DEPTH for part in _AROUND_KEYS.split(bare)):
         raise ValueError("it is nested too deeply")
+    import tomllib  # compiles its patterns: here, as most commands parse no file
+
     return tomllib.loads(text)

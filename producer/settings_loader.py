@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.model_name import has_weights, is_model_file
+from svdq.pipeline.toml_file import MAX_BYTES, parse_toml
 from svdq.producer.files import open_regular
 from svdq.producer.settings import (
     ENV_PREFIX,
@@ -107,8 +108,6 @@ def _read_file(path: Path, may_be_watched: bool = True) -> dict[str, Any]:
 
 def read_toml(file: BinaryIO, path: Path) -> dict[str, Any]:
     """Read an open svdq.toml; raises InputError, which names `path`, if it is too large or invalid, or OSError."""
-    from svdq.pipeline.toml_file import MAX_BYTES, parse_toml  # takes as long as all else here, and few have a file
-
     try:
         return parse_toml(file.read(MAX_BYTES + 1))
     except ValueError as error:

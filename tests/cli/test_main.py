@@ -33,7 +33,19 @@ def modules_after(*arguments: object) -> set[str]:
 HEAVY = {"torch", "diffusers", "transformers", "numpy"}
 #: What only single commands need: each takes a tenth of the time of a command, or more.
 LATE = HEAVY | {
-    *("PIL", "apprise", "fsspec", "huggingface_hub", "jinja2", "psutil", "rich", "starlette", "tinytag", "uvicorn"),
+    *(
+        "PIL",
+        "apprise",
+        "fsspec",
+        "huggingface_hub",
+        "jinja2",
+        "psutil",
+        "rich",
+        "starlette",
+        "tinytag",
+        "tomllib",
+        "uvicorn",
+    ),
     "svdq.producer.storage.storage",
 }
 

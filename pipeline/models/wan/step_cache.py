@@ -7,7 +7,6 @@ Magnitude-Aware Cache", arXiv:2506.09045). The choice is that of diffusers' `Mag
 not import torch.
 """
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from svdq.pipeline.models.family import Facts
 from svdq.pipeline.models.model_file import StepCacheEntry
 from svdq.pipeline.models.sigmas import float32
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
+from svdq.pipeline.toml_file import parse_toml
 
 MAX_SKIP, RETENTION = 2, 0.2  # of the published use for image to video
 
@@ -84,7 +84,7 @@ def _nearest(ratios: Sequence[float], num_steps: int) -> list[float]:
 
 @cache
 def _published() -> dict[str, dict[str, list[float]]]:
-    return tomllib.loads(Path(__file__).with_name("curves.toml").read_text(encoding="utf-8"))
+    return parse_toml(Path(__file__).with_name("curves.toml").read_bytes())
 
 
 def find_curve(name: str, facts: Facts) -> Curve | None:
