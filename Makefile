@@ -72,6 +72,7 @@ dist: $(VENV)/made
 	deploy/dist.sh $(BIN)/python
 
 gpu-check: $(VENV)/installed-worker
+	@$(INSTALL) -e '.[worker,gguf,int8,ltx]'
 	$(BIN)/python deploy/gpu_check.py
 
 lint: $(VENV)/installed-dev

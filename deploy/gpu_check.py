@@ -14,7 +14,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from gpu_checks import night, parts, runs
+from gpu_checks import formats, night, parts, runs
 from gpu_checks.check import Check, OutOfTime
 
 from svdq.worker.launcher.gpus import memory_of_gpus
@@ -25,6 +25,7 @@ SECTIONS: Mapping[str, Callable[[Check], None]] = {
     "night": night.night,
     "speed": parts.speed,
     "memory": parts.memory,
+    "formats": formats.formats,
 }
 
 

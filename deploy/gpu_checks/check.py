@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -223,3 +224,9 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
     if frames.shape != others.shape or sounds[0] != sounds[1]:
         return 255
     return int(np.abs(frames.astype(int) - others).max())
+
+
+def psnr(frames: Any, others: Any) -> float:
+    """Return the peak signal-to-noise ratio of frames to others in dB, uint8; infinite for the same."""
+    error = float(np.mean((frames.astype(float) - others) ** 2))
+    return float(10 * np.log10(255**2 / error)) if error else math.inf

@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from gpu_checks.check import PHOTO, Check, frames_of, write_once
+from gpu_checks.check import PHOTO, Check, frames_of, psnr, write_once
 from gpu_checks.full_size import COMPONENTS, write_full_size_model
 from gpu_checks.night import PROMPT, WANTED_PEAK, night_model
 from gpu_checks.wan import write_wide_wan
@@ -117,12 +116,10 @@ def _skip_steps(check: Check) -> None:
     jobs = [[PHOTO, *PROMPT, *shape, "--steps", 40, "--step-cache", each] for each in THRESHOLDS]
     made = check.render("skipped", str(_model(check, "wan-2")), jobs, "--ranks", 1, num_videos=len(jobs))
     videos = {sidecar["job"].get("step_cache", 0): sidecar for sidecar in made}
-    whole = frames_of(videos[0]).astype(float)
+    whole = frames_of(videos[0])
     for threshold, video in sorted(videos.items()):
-        error = float(np.mean((frames_of(video) - whole) ** 2))
-        psnr = 10 * np.log10(255**2 / error) if error else np.inf
         what = f"Steps skipped at {threshold:g}: seconds of the steps, PSNR in dB"
-        check.figure(what, f"{video['seconds']['denoise']:.2f}, {psnr:.1f}")
+        check.figure(what, f"{video['seconds']['denoise']:.2f}, {psnr(whole, frames_of(video)):.1f}")
 
 
 def measure(name: str, part: Activity, way: str, device: torch.device, shape: str | None) -> dict[str, Any]:
@@ -140,14 +137,14 @@ def measure(name: str, part: Activity, way: str, device: torch.device, shape: st
     encodes = part == "encode"
     components = frozenset({component} if part == "step" else ())
     role = Role(embed=encodes, encode=encodes, components=components, decode=part == "decode")
-    before = _reset_peak(device)
+    before = reset_peak(device)
     started = time.perf_counter()
     model: Any = open_model(resolved, role, device, dtype, options)
-    load_s, load_peak = time.perf_counter() - started, _peak(device) - before
+    load_s, load_peak = time.perf_counter() - started, peak(device) - before
     if way == "channels last":
         channels_last(model.pipeline.vae)
     work = _work(model, part, video)
-    _reset_peak(device)
+    reset_peak(device)
     seconds, results = [], []
     for number in range(REPEATS + 1):  # the first is not counted: it compiles and reserves memory
         started = time.perf_counter()
@@ -160,7 +157,7 @@ def measure(name: str, part: Activity, way: str, device: torch.device, shape: st
     weights = model.info.weight_bytes
     estimate = weights + family.memory(part, shape_for(part, video), name_of(dtype), facts, has_decoder=False)
     found = {"seconds": statistics.median(seconds[1:]), "first_s": seconds[0], "load_s": load_s}
-    sizes = {"weights": weights, "estimate": estimate, "load_peak": load_peak, "peak": _peak(device) - before}
+    sizes = {"weights": weights, "estimate": estimate, "load_peak": load_peak, "peak": peak(device) - before}
     return found | {each: size / 1e9 for each, size in sizes.items()} | {"result": results[0]}
 
 
@@ -173,7 +170,8 @@ def channels_last(module: nn.Module) -> None:
             layer.to(memory_format=torch.channels_last_3d)
 
 
-def _reset_peak(device: torch.device) -> int:
+def reset_peak(device: torch.device) -> int:
+    """Forget the peak of memory on a GPU; return the bytes in use, 0 on a processor."""
     if device.type != "cuda":
         return 0
     gc.collect()
@@ -182,7 +180,8 @@ def _reset_peak(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _peak(device: torch.device) -> int:
+def peak(device: torch.device) -> int:
+    """Return the most bytes that a GPU has held since the peak was forgotten, 0 on a processor."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 

@@ -131,6 +131,11 @@ def test_the_script_runs_on_a_processor(gpu_check: ModuleType, tmp_path: Path, m
         assert float(figures[seconds]) > 0, seconds
     assert "Q4_K_M, seconds to denoise a video" in figures
     assert "times as fast" in figures["wan-2, step, compiled"]
+    for family in ("wan", "ltx"):
+        for way in ("fp8, weights made", "fp8, native", "int8, weights made", "int8, native"):
+            psnr = float(figures[f"{family}, narrow, {way}"].partition("PSNR ")[2].partition(" dB")[0])
+            assert 30 < psnr < 60, (family, way)
+        assert figures[f"{family}, narrow, int8 attention"].startswith("refused: ")
     assert figures["Steps skipped at 0: seconds of the steps, PSNR in dB"].endswith(", inf")
 
 
