@@ -163,11 +163,13 @@ def _find_files(repository: str, files: Collection[str], path: Path) -> Download
             f"The hub's {repository} has no file {absent[0]}, which the model file {path.stem!r} names; correct it."
         )
 
-    def is_here(file: str) -> bool:
-        found = in_cache(repository, file) or in_comfyui(file, path)
-        return found is not None and _has_size(found, on_hub[file])
-
     place = Path(client.constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}", "snapshots", commit)
+
+    def is_here(file: str) -> bool:
+        # An interrupted pull leaves files that the cache does not find by the revision yet.
+        places = (place / file, in_cache(repository, file), in_comfyui(file, path))
+        return any(each is not None and _has_size(each, on_hub[file]) for each in places)
+
     return Download(
         repository=repository,
         revision=None,
@@ -213,8 +215,9 @@ def _fetch(download: Download) -> None:
             client.snapshot_download(repository, revision=download.commit, allow_patterns=list(download.missing))
         if not all(_has_size(download.folder / file, download.sizes[file]) for file in download.missing):
             raise UnavailableError(f"The hub did not send all files of {name}; pull it again: complete files are kept.")
-        # From now on the cache finds these files by the revision.
-        for file in [INDEX] if INDEX in download.sizes else download.missing:
+        # From now on the cache finds the files by the revision.
+        fetched = [file for file in download.sizes if _has_size(download.folder / file, download.sizes[file])]
+        for file in [INDEX] if INDEX in download.sizes else fetched:
             client.hf_hub_download(repository, file, revision=download.revision)
 
 

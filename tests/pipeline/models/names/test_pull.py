@@ -205,6 +205,19 @@ def test_an_empty_machine_gets_the_files_and_no_configs(small_hub: Hub) -> None:
     assert small_hub.given == ["split_files/vae/wan_2.1_vae.safetensors"]
 
 
+def test_a_pull_that_was_interrupted_goes_on_with_what_is_whole(small_hub: Hub) -> None:
+    vae = "split_files/vae/wan_2.1_vae.safetensors"
+    small_hub.breaks, small_hub.after_break = {vae: 1}, 503
+    assert run(["model", "pull", "wan2.2-4step"]) == 3
+    whole = {*small_hub.given} - {vae}
+    assert len(whole) >= 3
+    small_hub.given.clear()
+    small_hub.after_break = None
+    assert run(["model", "pull", "wan2.2-4step"]) == 0
+    assert not whole & {*small_hub.given}, "what is whole is not fetched again"
+    assert resolve(FOUR_STEPS).weights.keys() == {"transformer", "transformer_2", "text_encoder", "vae"}
+
+
 def test_where_the_files_of_the_former_preset_are_it_is_named(small_hub: Hub) -> None:
     assert run(["model", "pull", "wan2.2-4step-bf16"]) == 0
     former = r"What wan2\.2-4step was before is the preset wan2\.2-4step-bf16 now"
