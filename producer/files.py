@@ -56,10 +56,15 @@ def check_target(path: Path, suffixes: Sequence[str]) -> None:
 
 
 def write_file(path: Path, parts: Iterable[str]) -> None:
-    """Write a file atomically, but a link or a device such as /dev/stdout in place; raises InputError."""
+    """Write a file atomically, but a link or a device such as /dev/stdout in place; raises InputError.
+
+    A file that is replaced leaves its permissions to the new one.
+    """
     target = path.absolute().with_name(f".{temporary_name()}") if is_regular(path) else path
     try:
         with target.open("w", encoding="utf-8") as file:
+            if target != path and path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.writelines(parts)
         if target != path:
             os.replace(target, path)

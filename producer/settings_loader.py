@@ -4,7 +4,9 @@ Sources in order of precedence: command-line flags, `SVDQ_*` environment variabl
 watched folder, `<home>/svdq.toml`, defaults. Ranks read what their launcher has written instead.
 """
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +15,7 @@ from pydantic import ValidationError
 from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.model_name import has_weights, is_model_file
 from svdq.pipeline.toml_file import MAX_BYTES, parse_toml
-from svdq.producer.files import open_regular
+from svdq.producer.files import open_regular, write_file
 from svdq.producer.settings import (
     ENV_PREFIX,
     HIDDEN,
@@ -112,6 +114,44 @@ def read_toml(file: BinaryIO, path: Path) -> dict[str, Any]:
         return parse_toml(file.read(MAX_BYTES + 1))
     except ValueError as error:
         raise cannot_be_read(path, error) from error
+
+
+def change_file(path: Path, values: Mapping[str, str | None]) -> dict[str, Any]:
+    """Set settings in an svdq.toml, None: remove, and keep all other lines; return what those were that changed.
+
+    Raises InputError if the file cannot be read or written, or has one of them on several lines.
+    """
+    path = path.resolve()  # a link stays one
+    try:
+        text = path.read_text("utf-8") if path.exists() else ""
+        before = parse_toml(text.encode())
+    except (OSError, ValueError) as error:
+        raise cannot_be_read(path, error) from error
+    changed = {name: value for name, value in values.items() if before.get(name) != value}
+    if not changed:
+        return {}
+    left = {name: f"{name} = {_toml_string(value)}" for name, value in changed.items() if value is not None}
+    lines = []
+    for line in text.splitlines():
+        name = line.partition("=")[0].strip()
+        if name not in changed:
+            lines.append(line)
+        elif name in left:
+            lines.append(left.pop(name))
+    text = "".join(f"{line}\n" for line in [*lines, *left.values()])
+    try:
+        is_right = parse_toml(text.encode()) == {k: v for k, v in (before | changed).items() if v is not None}
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise InputError(f"The file {str(path)!r} cannot be changed line by line; set {', '.join(changed)} in it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, [text])
+    return {name: before.get(name) for name in changed}
+
+
+def _toml_string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def cannot_be_read(path: Path, reason: object) -> InputError:

@@ -1,5 +1,7 @@
 import os
 import pwd
+import stat
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.toml_file import MAX_BYTES
 from svdq.producer.settings import Settings, given_path, without_secrets
-from svdq.producer.settings_loader import load_settings
+from svdq.producer.settings_loader import change_file, load_settings
 
 
 @pytest.mark.usefixtures("own_server")
@@ -237,3 +239,33 @@ def test_one_reader_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert given_path("./~older/a.jpg", tmp_path) == tmp_path / "~older/a.jpg"
     with pytest.raises(InputError, match="no user's home"):
         given_path("~older/a.jpg", tmp_path)
+
+
+def test_a_changed_file_keeps_all_other_lines(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "svdq.toml"
+    assert change_file(path, {"model": 'a "b" \\ \x7f é', "output": None}) == {"model": None}
+    path.chmod(0o600)
+    assert tomllib.loads(path.read_text()) == {"model": 'a "b" \\ \x7f é'}
+    path.write_text("# mine\nmodel='a' # why\n\nnotify = [\n  'ntfy://a',\n]\nstorage = 'b'\n")
+    link = tmp_path / "link.toml"
+    link.symlink_to(path)
+    assert change_file(link, {"model": "c", "storage": None, "output": "d"}) == {
+        "model": "a",
+        "storage": "b",
+        "output": None,
+    }
+    assert path.read_text() == '# mine\nmodel = "c"\n\nnotify = [\n  \'ntfy://a\',\n]\noutput = "d"\n'
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert link.is_symlink()
+    before = path.stat()
+    assert change_file(path, {"model": "c"}) == {}
+    assert path.stat() == before
+
+
+@pytest.mark.parametrize("text", ["model = '''a\nb'''\n", "'model' = 'a'\n", "[model]\nmodel = 'a'\n", "model = 'a\n"])
+def test_a_file_that_cannot_be_changed_line_by_line_stays(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "svdq.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"svdq\.toml' cannot be"):
+        change_file(path, {"model": "b"})
+    assert path.read_text() == text
