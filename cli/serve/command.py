@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,8 +18,8 @@ import click
 from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_INTERRUPTED, notify_systemd
 from svdq.cli.option_types import json_option, storage_options
+from svdq.cli.worker_process import worker_process
 from svdq.pipeline.errors import InputError, how_to_install, require_torch
-from svdq.producer.processes import die_with_parent
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 
@@ -234,17 +233,7 @@ def _check_worker(context: click.Context, options: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _worker_beside(settings: Settings, options: Sequence[str]) -> Iterator[None]:
-    """Run a worker within a block; it then stops after its current step, or at once on a Ctrl-C."""
-    environment = os.environ | settings.environment()
-    environment.pop("SVDQ_SERVE_TOKEN", None)
-    environment["PYTHONSAFEPATH"] = "1"  # else `python -m` imports ./svdq of the current folder
-    # A separate session: Ctrl-C in the terminal would reach the worker, too, and make it finish all videos.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "svdq.cli", "worker", *options],
-        env=environment,
-        start_new_session=True,
-        preexec_fn=die_with_parent(),
-    )
+    """Run a worker within a block, and say so if it ends before."""
     is_stopping = threading.Event()
 
     def watch() -> None:
@@ -252,14 +241,9 @@ def _worker_beside(settings: Settings, options: Sequence[str]) -> Iterator[None]
         if not is_stopping.is_set():
             echo(f"The worker has ended with exit code {code}: photos are accepted, and wait in the queue.", err=True)
 
-    threading.Thread(target=watch, name="worker-beside", daemon=True).start()
-    try:
-        yield
-    finally:
-        is_stopping.set()
-        process.terminate()
-        while process.poll() is None:
-            try:
-                process.wait()
-            except KeyboardInterrupt:
-                process.terminate()
+    with worker_process(settings, options) as process:
+        threading.Thread(target=watch, name="worker-beside", daemon=True).start()
+        try:
+            yield
+        finally:
+            is_stopping.set()
