@@ -52,6 +52,7 @@ SECTIONS = {
         "resume": ("svdq.cli.control:resume", "Resume taking jobs."),
     },
     "Set up": {
+        "setup": ("svdq.cli.setup:setup", "Choose a model, fetch it, and render a first video."),
         "model": ("svdq.cli.model:model", "List, fetch and check models."),
         "doctor": ("svdq.cli.machine:doctor", "Check the installation and say how to fix it."),
         "config": ("svdq.cli.machine:config", "Show the settings and where they come from."),

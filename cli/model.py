@@ -1,6 +1,6 @@
 """`svdq model`: fetch, convert and create models."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -109,20 +109,28 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, as_json: bool) -> N
       svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers --variant full
       svdq model pull wan2.2-4step
     """
-    name, given = with_presets(name), name
-    wanted = variant or ("fp16" if visible_gpus() else "full")
-    announce = partial(echo, err=as_json)
-    if is_model_file(name):
-        pull_model_file(Path(name), wanted, announce)
-        folder = None
-    else:
-        folder = str(fetch(name, wanted, announce))
+    wanted = variant or variant_here()
+    folder = fetch_model(name, wanted, partial(echo, err=as_json))
     if as_json:
-        echo_json({"model": given, "variant": wanted, "folder": folder})
+        echo_json({"model": name, "variant": wanted, "folder": None if folder is None else str(folder)})
         return
     if folder is not None:
         echo(folder)
-    echo(f"Use it with {variable('SVDQ_MODEL', given)}")
+    echo(f"Use it with {variable('SVDQ_MODEL', name)}")
+
+
+def variant_here() -> Literal["fp16", "full"]:
+    """Return the weights that ranks of this machine load."""
+    return "fp16" if visible_gpus() else "full"
+
+
+def fetch_model(name: str, variant: Literal["fp16", "full"], announce: Callable[[str], object]) -> Path | None:
+    """Fetch a model, or what a model file names; return the folder of a model. Raises as `pull`."""
+    path = with_presets(name)
+    if not is_model_file(path):
+        return fetch(path, variant, announce)
+    pull_model_file(Path(path), variant, announce)
+    return None
 
 
 @model.command("check")

@@ -62,7 +62,7 @@ def units_for(
     others = (path for path in (local_folder(settings.storage), inbox) if path is not None)
     paths = [home, *(path for path in others if not path.is_relative_to(home))]
 
-    folder = _units_folder(scope)
+    folder = units_folder(scope)
     optional = {REDIS: is_embedded, WATCH: inbox is not None, SERVE: serve}
     left_out = {name for name, is_wanted in optional.items() if not is_wanted}
     units = {name: text for name, text in _units(is_system) if name.parts[0].removesuffix(".d") not in left_out}
@@ -80,7 +80,8 @@ def config_folder(scope: Scope) -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
 
 
-def _units_folder(scope: Scope) -> Path:
+def units_folder(scope: Scope) -> Path:
+    """Return the folder of the units."""
     return config_folder(scope) / "systemd" / scope
 
 
@@ -181,7 +182,7 @@ def remove_units(scope: Scope, *, force: bool) -> None:
 
     Raises InputError, and removes nothing, for a unit that is not as svdq has written it, or if systemd refuses.
     """
-    folder = _units_folder(scope)
+    folder = units_folder(scope)
     units = {folder / name: text for name, text in _units(is_system=True)}
     own = [path for path in (*units, folder / DROP_IN, _environment_file(scope)) if path.is_file()]
     if not own:
