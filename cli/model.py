@@ -23,10 +23,10 @@ from svdq.pipeline.models.model_name import PRESETS, SUFFIX, has_weights, is_mod
 from svdq.pipeline.models.names.model_names import find_base, resolve, shipped_configs
 from svdq.pipeline.models.names.pull import pull as fetch
 from svdq.pipeline.models.names.pull import pull_model_file
+from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.upscaler_file import PICKLES
 from svdq.pipeline.models.weights.model_folder import DTYPES
 from svdq.worker.choice import smallest_card_gb
-from svdq.worker.fit import know
 from svdq.worker.launcher.gpus import visible_gpus
 
 
@@ -65,7 +65,7 @@ def list_models(as_json: bool) -> None:
 
 def _listed(name: str, path: str) -> dict[str, Any]:
     """Return what is said of a published model or, by its path, of a preset; the keys are those of the JSON."""
-    known = know(path)
+    known = sized_model(path)
     return {
         "name": name,
         "family": known.family.name,

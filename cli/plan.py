@@ -9,6 +9,7 @@ from svdq.cli.option_types import STEP_MS, json_option
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.model_name import has_weights, with_presets
+from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.needs import SizedModel
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.settings_loader import load_settings
@@ -16,7 +17,7 @@ from svdq.producer.submitting.draft import read_draft
 from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.text import count, duration
 from svdq.worker.cards import Cards
-from svdq.worker.fit import NUM_VIDEOS, know, lack_of_disk, to_fetch, ways
+from svdq.worker.fit import NUM_VIDEOS, lack_of_disk, to_fetch, ways
 
 
 def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Cards | None:
@@ -81,7 +82,7 @@ def plan(
     model = model or load_settings().model
     if not has_weights(model):
         raise InputError(f"The model {model!r} needs no GPU; name another by --model or SVDQ_MODEL.")
-    known, cards = know(with_presets(model)), gpus or Cards.here()
+    known, cards = sized_model(with_presets(model)), gpus or Cards.here()
     if cards is None:
         raise InputError("No GPU is visible here; name some with their memory, such as --gpus 1x24 or --gpus 4090.")
     video, step = known.video(shape), cards.step_of(known.published)

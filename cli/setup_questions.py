@@ -23,13 +23,14 @@ from svdq.pipeline.models.model_file import read_model_file
 from svdq.pipeline.models.model_name import has_weights, is_model_file, preset_or_path, with_presets
 from svdq.pipeline.models.names.model_names import split_id, timings_of
 from svdq.pipeline.models.names.pull import cache_folder
+from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.needs import SizedModel
 from svdq.producer.settings import Settings, absolute, local_folder, without_secrets
 from svdq.producer.settings_loader import FILE_NAME
 from svdq.producer.text import count, duration, printable
 from svdq.worker.cards import Cards
 from svdq.worker.choice import best_preset
-from svdq.worker.fit import NUM_VIDEOS, Way, know, lack_of_disk, to_fetch, ways
+from svdq.worker.fit import NUM_VIDEOS, Way, lack_of_disk, to_fetch, ways
 
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ class Machine:
         elif not Path(path).exists():
             split_id(path)
         try:
-            known = know(path)
+            known = sized_model(path)
         except InputError:
             if Path(path).is_dir():
                 raise

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_name import PRESETS, has_weights
+from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.needs import SizedModel
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.cards import Cards
-from svdq.worker.fit import NUM_VIDEOS, Way, know, ways
+from svdq.worker.fit import NUM_VIDEOS, Way, ways
 
 #: Presets, the shape of their videos (None: the usual one) and whether experts are streamed from host memory, in the
 #: order in which they are tried: the best weights of the best model first.
@@ -38,7 +39,7 @@ class Choice:
 def best_preset(cards: Cards, host_bytes: int) -> Choice | None:
     """Return the best preset for GPUs in a machine with so much host memory; None if none fits."""
     for preset, shape, streamed in TRIED:
-        model = know(PRESETS[preset])
+        model = sized_model(PRESETS[preset])
         way = _exact_way(model, cards, shape, streamed=streamed)
         if way is not None and way.host_bytes + HOST_RESERVE_BYTES * streamed <= host_bytes:
             return Choice(preset=preset, model=model, way=way, shape=shape)
@@ -61,7 +62,7 @@ def published_time_s(name: str, parameters: VideoParameters, num_videos: int) ->
     if not has_weights(name) or (cards := Cards.here()) is None:
         return None
     try:
-        model = know(name)
+        model = sized_model(name)
         video = model.complete(parameters)
     except InputError:
         return None

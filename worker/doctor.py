@@ -25,6 +25,7 @@ from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.families import FAMILIES, family_of, layout_of
 from svdq.pipeline.models.model_name import has_weights, is_model_file
 from svdq.pipeline.models.names.model_names import find_folder, resolve
+from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.needs import Residency, published
 from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.pipeline.models.weights.comfy_quant import ON_PROCESSORS, formats_of_gpu
@@ -36,7 +37,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.text import duration
 from svdq.producer.threads import within
 from svdq.worker.cards import Cards
-from svdq.worker.fit import NUM_VIDEOS, know, lack_of_disk, to_fetch, ways
+from svdq.worker.fit import NUM_VIDEOS, lack_of_disk, to_fetch, ways
 from svdq.worker.launcher.gpu_users import users_of_gpus
 from svdq.worker.launcher.gpus import GPUS_BY_BUS, least_capability, memory_of_gpus
 
@@ -186,7 +187,7 @@ def _check_formats(formats: Collection[str], weights: str) -> Iterator[Finding]:
 def _check_fit(name: str) -> Iterator[Finding]:
     """Say what a known model needs, of the GPUs of this machine if it has any."""
     try:
-        known = know(name)
+        known = sized_model(name)
     except InputError:
         return
     if fetch := to_fetch(known):

@@ -14,9 +14,10 @@ from gpu_checks.check import Check, write_once
 from gpu_checks.runs import photos
 from gpu_checks.wan import NUM_LAYERS, write_model_file, write_wide_wan
 from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, shape_for
+from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.needs import SizedModel
 from svdq.worker.cards import Cards
-from svdq.worker.fit import know, ways
+from svdq.worker.fit import ways
 from svdq.worker.launcher.gpus import memory_of_gpus
 
 PROMPT = ["--prompt", "A wave breaks."]
@@ -45,7 +46,7 @@ def _model_file(check: Check, stored: str) -> Path:
 def _night(check: Check) -> None:
     number, kill_after = (20, 4) if check.on_gpu else (4, 1)
     model = str(_model_file(check, "bf16"))
-    known, cards = know(model), Cards.here() or Cards(number=1, total_bytes=24 * 2**30)
+    known, cards = sized_model(model), Cards.here() or Cards(number=1, total_bytes=24 * 2**30)
     video = known.video()
     way = next((each for each in ways(known, video, cards, number, None) if each.fits), None)
     if way is None:
@@ -76,7 +77,7 @@ def _night(check: Check) -> None:
 def _stored(check: Check, stored: str) -> None:
     """Render a video in rounds with experts that stay as their file stores them, as on small cards."""
     path = _model_file(check, stored)
-    known = know(str(path))
+    known = sized_model(str(path))
     need = known.peak(known.video(), "rounds")
     worker = ["--ranks", 1, "--experts", "rounds", "--weights", "stored"]
     jobs = [[*photos(check, 1), *PROMPT]]

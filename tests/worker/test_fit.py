@@ -13,10 +13,11 @@ from svdq.cli.worker import divide
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.model_name import PRESETS
+from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.producer.text import duration
 from svdq.worker.cards import GENERATIONS, Cards
 from svdq.worker.config import RankConfig
-from svdq.worker.fit import NUM_VIDEOS, know, to_fetch, ways
+from svdq.worker.fit import NUM_VIDEOS, to_fetch, ways
 from svdq.worker.launcher.launcher import LaunchOptions
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +77,7 @@ def test_a_limit_counts_in_place_of_what_two_gpus_have(limit_gb: int, why: str, 
 
 def row(gpus: str, title: str, name: str, shape: str | None) -> str:
     """Return the line about a model in the section about some GPUs: the first way that fits."""
-    cards, known = Cards.parse(gpus), know(name)
+    cards, known = Cards.parse(gpus), sized_model(name)
     assert cards is not None
     step = cards.step_of(known.published)
     found = ways(known, known.video(shape), cards, NUM_VIDEOS, step.step_s if step else None)
@@ -106,14 +107,14 @@ def test_the_example_of_the_page_is_what_svdq_plan_prints(home: Path, monkeypatc
 
 def test_a_folder_is_known_by_the_headers_of_its_files(tiny_wan: Path, tmp_path: Path) -> None:
     """Also as the base of a model file, whose other files may be missing."""
-    known = know(str(tiny_wan))
+    known = sized_model(str(tiny_wan))
     assert to_fetch(known) == ""
     assert known.has_experts
     stored = sum(path.stat().st_size for path in tiny_wan.glob("transformer/*.safetensors"))
     assert known.num_weights["transformer"] == pytest.approx(stored / 4, rel=0.1)
     model_file = tmp_path / "mine.toml"
     model_file.write_text(f'base = "{tiny_wan}"\n[[lora]]\nfile = "no.safetensors"\ncomponent = "transformer"\n')
-    changed = know(str(model_file))
+    changed = sized_model(str(model_file))
     assert to_fetch(changed) == "1 file that the model file names missing"
     assert replace(changed, name=known.name, missing_files=0) == known
 
@@ -126,7 +127,7 @@ def test_files_that_a_model_file_names_count_once_by_what_is_known_of_their_size
         f'audio_vae = "{audio}"\nvocoder = "{audio}"\nvae = "someone/ltx:some-vae.safetensors"\n'
         '[[lora]]\nfile = "someone/ltx:style.safetensors"\ncomponent = "transformer"\n'
     )
-    known, base = know(str(tmp_path / "mine.toml")), know(LTX)
+    known, base = sized_model(str(tmp_path / "mine.toml")), sized_model(LTX)
     wanted = ("text_encoder", "latent_upsampler")
     of_base = sum(base.num_weights[each] * 2 for each in wanted)
     of_files = base.num_weights["transformer"] + base.num_weights["connectors"]
@@ -140,7 +141,7 @@ def test_files_that_a_model_file_names_count_once_by_what_is_known_of_their_size
 
 def test_the_defaults_of_a_model_file_count_for_its_usual_video(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(f'base = "{SVD}"\n[defaults]\nsteps = 6\nwidth = 512\n')
-    known = know(str(tmp_path / "mine.toml"))
+    known = sized_model(str(tmp_path / "mine.toml"))
     videos = [known.video(), known.video("256x128x5")]
     assert [(each.width, each.height, each.frames, each.steps) for each in videos] == [
         (512, 576, 25, 6),
@@ -155,7 +156,7 @@ def test_weights_that_nothing_is_known_of_are_said_to_be_so(tiny_wan: Path, tmp_
     model_file = tmp_path / "mine.toml"
     model_file.write_text(f'base = "{folder}"\n[weights]\ntransformer = "a.gguf"\ntransformer_2 = "b.gguf"\n')
     with pytest.raises(InputError, match="is not known before they are loaded"):
-        know(str(model_file))
+        sized_model(str(model_file))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_weights_that_nothing_is_known_of_are_said_to_be_so(tiny_wan: Path, tmp_
 def test_a_file_that_is_not_here_is_known_by_the_format_in_its_name(tmp_path: Path, kind: str, bits: float) -> None:
     files = "".join(f'{name} = "owner/files:{name}-{kind}"\n' for name in ("transformer", "transformer_2"))
     (tmp_path / "mine.toml").write_text(f'base = "{A14B}"\n[weights]\n{files}')
-    known, base = know(str(tmp_path / "mine.toml")), know(A14B)
+    known, base = sized_model(str(tmp_path / "mine.toml")), sized_model(A14B)
     assert known.weights("transformer") == pytest.approx(base.num_weights["transformer"] * bits / 8, rel=1e-6)
     small, large = (ways(known, known.video(), Cards.parse(cards), 1, None)[0] for cards in ("1x24", "1x80"))
     assert small.need_bytes < large.need_bytes, "weights are made where there is room"
@@ -196,7 +197,7 @@ def test_the_page_says_what_int8_fp8_and_gguf_files_need(home: Path, tmp_path: P
         ("Q4_K_M.gguf", "umt5-Q8_0.gguf"),
         ("", ""),
     ):
-        known = know(stored_file(tmp_path, kind, text) if kind else PRESETS["ltx-2.5-distilled"])
+        known = sized_model(stored_file(tmp_path, kind, text) if kind else PRESETS["ltx-2.5-distilled"])
         way = next((each for each in ways(known, known.video(), Cards.parse(gpus), 1, None) if each.fits), None)
         cells.append("**no**")
         if way is not None:

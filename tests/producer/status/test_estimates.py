@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from svdq.pipeline.models.model_name import PRESETS
+from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.planning.costs import ShapeCosts, UpscaleCosts
 from svdq.producer.status import estimates
@@ -23,7 +24,7 @@ from svdq.producer.status.ranks import (
     RoundPlace,
 )
 from svdq.worker.cards import Cards
-from svdq.worker.fit import know, ways
+from svdq.worker.fit import ways
 from tests.ranks import COSTS, rank
 
 PARAMETERS = {"seed": 1, "steps": 8, "frames": 2, "width": 64, "height": 64, "max_guidance_scale": 3.0}
@@ -103,7 +104,7 @@ def rounds_on_4090(**intake: Any) -> GroupStatus:
 
 
 def test_before_the_first_video_the_end_is_that_of_svdq_plan_by_published_times() -> None:
-    known = know(PRESETS["wan2.2-4step"])
+    known = sized_model(PRESETS["wan2.2-4step"])
     cards = Cards.parse("4090")
     assert cards is not None
     in_rounds = next(way for way in ways(known, known.video(), cards, 300, 30.5) if "rounds" in way.command)

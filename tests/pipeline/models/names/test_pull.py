@@ -13,10 +13,11 @@ from svdq.pipeline.models.model_file import CONFIGS, find_file
 from svdq.pipeline.models.model_name import PRESETS
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.names.pull import downloads_of
+from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.published_files import SIZES
 from svdq.worker.cards import Cards
 from svdq.worker.choice import best_preset
-from svdq.worker.fit import know, to_fetch
+from svdq.worker.fit import to_fetch
 from tests.hub import Hub, running
 from tests.hub import know as know_hub
 
@@ -167,7 +168,7 @@ def test_nothing_is_fetched_with_the_files_of_comfyui(
     hub: Hub, comfyui: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill_comfyui(comfyui)
-    assert to_fetch(know(FOUR_STEPS)) == ""
+    assert to_fetch(sized_model(FOUR_STEPS)) == ""
     assert run(["model", "pull", "wan2.2-4step"]) == 0
     assert "wan2.2-4step: all 6 files are here; " in capsys.readouterr().out
     assert hub.given == []
