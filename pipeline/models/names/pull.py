@@ -195,8 +195,8 @@ def _announce(name: str, downloads: Sequence[Download], announce: Callable[[str]
             f"The model {name} takes {size_text(needed)}, and {_client().constants.HF_HUB_CACHE} has {size_text(free)} "
             "free; free some, or set HF_HOME to a folder on a larger disk."
         )
-    number, missing = (sum(map(len, each)) for each in zip(*((d.sizes, d.missing) for d in downloads), strict=True))
-    what = f"{missing} of {number} files to fetch, {size_text(needed)}" if missing else f"all {number} files are here"
+    number, missing = sum(len(each.sizes) for each in downloads), sum(len(each.missing) for each in downloads)
+    what = f"{missing} of {number} files to fetch, {size_text(needed)}" if missing else "all files are here"
     half = ", half precision weights" * any(is_half(file) for each in downloads for file in each.sizes)
     announce(f"{name}: {what}{half}; {size_text(free)} free.")
 
@@ -208,9 +208,7 @@ def _fetch(download: Download) -> None:
     with _explained(name):
         for file in download.missing:
             # One of another size would be kept.
-            for place in (download.folder / file, in_cache(repository, file)):
-                if place is not None:
-                    place.resolve().unlink(missing_ok=True)
+            (download.folder / file).resolve().unlink(missing_ok=True)
         if download.missing:
             client.snapshot_download(repository, revision=download.commit, allow_patterns=list(download.missing))
         if not all(_has_size(download.folder / file, download.sizes[file]) for file in download.missing):

@@ -1,6 +1,7 @@
 """Presets against a hub with the names of their files: what is fetched, and what is not because it is here."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from svdq.cli.main import run
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_file import CONFIGS, find_file
 from svdq.pipeline.models.model_name import PRESETS
-from svdq.pipeline.models.names.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve, what_it_was
 from svdq.pipeline.models.names.pull import downloads_of
 from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.published_files import SIZES
@@ -170,7 +171,7 @@ def test_nothing_is_fetched_with_the_files_of_comfyui(
     fill_comfyui(comfyui)
     assert to_fetch(sized_model(FOUR_STEPS)) == ""
     assert run(["model", "pull", "wan2.2-4step"]) == 0
-    assert "wan2.2-4step: all 6 files are here; " in capsys.readouterr().out
+    assert "wan2.2-4step: all files are here; " in capsys.readouterr().out
     assert hub.given == []
     found = resolve(FOUR_STEPS)
     assert found.weights["vae"] == comfyui / "ComfyUI/models/vae/wan_2.1_vae.safetensors"
@@ -220,11 +221,27 @@ def test_a_pull_that_was_interrupted_goes_on_with_what_is_whole(small_hub: Hub) 
 
 
 def test_where_the_files_of_the_former_preset_are_it_is_named(small_hub: Hub) -> None:
+    assert what_it_was(FOUR_STEPS) == ""
     assert run(["model", "pull", "wan2.2-4step-bf16"]) == 0
+    assert what_it_was(FOUR_STEPS)
+    assert what_it_was("/models/wan2.2-4step.toml") == what_it_was(PRESETS["svd-xt"]) == ""
     former = r"What wan2\.2-4step was before is the preset wan2\.2-4step-bf16 now"
     with pytest.raises(InputError, match=former):
         resolve(FOUR_STEPS)
     resolve(PRESETS["wan2.2-4step-bf16"])
+
+
+def test_a_model_file_whose_files_are_all_named_by_their_paths_needs_no_hub(
+    comfyui: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill_comfyui(comfyui, lambda size: 1000 + size % 9)
+    found = {path.name: path for path in comfyui.rglob("*.safetensors")}
+    text = re.sub(r'"[^"]*/([^"/]*[.]safetensors)"', lambda each: f'"{found[each[1]]}"', Path(FOUR_STEPS).read_text())
+    (tmp_path / "mine.toml").write_text(text)
+    assert run(["model", "pull", str(tmp_path / "mine.toml")]) == 0
+    assert "mine: all files are here; " in capsys.readouterr().out
+    (comfyui / "ComfyUI/models/vae/wan_2.1_vae.safetensors").unlink()
+    assert run(["model", "pull", str(tmp_path / "mine.toml")]) == 2
 
 
 def test_a_name_that_any_model_may_have_is_not_looked_for_in_comfyui(comfyui: Path) -> None:
