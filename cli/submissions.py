@@ -67,7 +67,7 @@ def submit_and_print(
     requests: Sequence[PhotoRequest | InputError],
     *,
     skip_bad: bool = False,
-    do_replace: bool = False,
+    do_replace: bool | None = False,
     dry_run: bool = False,
     do_wait: bool,
     verbose: bool,
@@ -75,10 +75,10 @@ def submit_and_print(
 ) -> int:
     """Submit photos, or finished videos to be upscaled, print a line or JSON object for each, return the exit code.
 
-    With `do_replace`, older videos of the photos that still wait are canceled as soon as all jobs are queued. With
-    `dry_run`, nothing is submitted, and the lines say what would be. With `do_wait`, an object is printed when its
-    job has ended. Many jobs have a line only if `verbose`, and totals. The exit code is 1 when photos were left out or
-    a job that the command waited for has failed.
+    With `do_replace`, older videos of the photos that still wait are canceled as soon as all jobs are queued; otherwise
+    they are named, unless it is None. With `dry_run`, nothing is submitted, and the lines say what would be. With
+    `do_wait`, an object is printed when its job has ended. Many jobs have a line only if `verbose`, and totals. The
+    exit code is 1 when photos were left out or a job that the command waited for has failed.
     """
     if dry_run and do_wait:
         raise InputError("--dry-run queues nothing to --wait for; leave out one of them.")
@@ -126,7 +126,7 @@ def submit_and_print(
     elif is_bulk and not as_json:
         echo(f"{totals} `svdq list` shows the newest.")
     _print_surprises(made, dry_run=dry_run)
-    if not finishing:
+    if do_replace is not None:
         _replace_older(settings, made, do_replace=do_replace, dry_run=dry_run)
     if bar.reasons:
         print_reasons(bar.reasons)
@@ -165,11 +165,8 @@ def _replace_older(settings: "Settings", made: Sequence[Submission], *, do_repla
     with session(settings) as connection:
         older = older_waiting(connection, made)
         canceled = cancel_waiting(connection, older) if do_replace and not dry_run else []
-    of = (
-        "this photo"
-        if len({submission.job.image for submission in made if not submission.job.predecessor}) == 1
-        else "these photos"
-    )
+    photos = {submission.job.image for submission in made if not submission.job.predecessor}
+    of = "this photo" if len(photos) == 1 else "these photos"
     if canceled:
         echo(f"Canceled, since they still waited: {count(len(canceled), 'older video')} of {of}.", err=True)
     elif older and not do_replace:

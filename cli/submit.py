@@ -106,17 +106,19 @@ def submit(
 
     printing = {name: options.pop(name) for name in PRINTING}
     if more_like:
-        if photos or finish or kept or recursive or last_image or options["like"]:
+        if photos or finish or kept or recursive or last_image or options["like"] or printing["do_replace"]:
             raise InputError(
                 "--more takes the photo and the parameters of a video; leave out PHOTO, --recursive, --last, --like, "
-                "--finish and --kept."
+                "--replace, --finish and --kept."
             )
+        printing["do_replace"] = None
         return submit_and_print(settings, _more_requests(settings, more_like, options), **printing)
     if finish or kept:
         if not finish or recursive or last_image or printing["do_replace"]:
             raise InputError(
                 "--finish goes without --recursive, --last and --replace, and --kept only with it; see --help."
             )
+        printing["do_replace"] = None
         # Without the template of the settings, the files are beside the video's.
         spec = read_spec(settings.model_copy(update={"output": ""}), **options)
         return submit_and_print(settings, finish_requests(settings, spec, photos, kept=kept), **printing)

@@ -142,7 +142,7 @@ def _upscaled_name(made: Job, job: Job) -> str:
 
 
 def _ending(job: Job) -> str:
-    return f"-{job.upscale}" if "x" in str(job.upscale) else f"-{job.upscale}x"
+    return f"-{job.upscale}" if "x" in job.upscale else f"-{job.upscale}x"
 
 
 def _notes(connection: redis.Redis, storage: Storage, made: Job, result: Result) -> dict[str, str]:

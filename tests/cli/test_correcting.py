@@ -101,6 +101,7 @@ def test_more_videos_like_one(svdq: Cli, connection: redis.Redis, storage: Stora
         storage, 7, name="my cup", folder="trip/day {1}", source="trip/day 1/cup.jpg", motion_bucket_id=99
     )
     made = [submit(svdq, "--more", liked, "--variations", "3") for _ in range(2)]
+    assert "still wait" not in svdq("submit", "--more", liked).stderr
     ids = {*made[0], *made[1]}
     assert len(ids - {liked}) == 6, "each command makes new ones"
     found = [read_arguments(fetch(connection, job_id)) for job_id in ids]
@@ -120,7 +121,9 @@ def test_more_videos_like_one(svdq: Cli, connection: redis.Redis, storage: Stora
 
 def test_what_there_can_be_no_more_of(svdq: Cli, storage: Storage, photo: Path, connection: redis.Redis) -> None:
     liked = add_video(storage, 7)
-    assert "leave out PHOTO" in svdq("submit", photo, "--more", liked).stderr
+    for others in ((photo,), ("--replace",), ("--finish",)):
+        assert "leave out PHOTO" in svdq("submit", *others, "--more", liked).stderr
+    assert "--replace" in svdq("submit", "--finish", liked, "--upscale", "2", "--replace").stderr
     waiting = add(connection, 9).id
     assert f"{waiting!r}" in svdq("submit", "--more", waiting).stderr
     [image] = storage.entries("inputs")

@@ -191,6 +191,15 @@ def test_a_fetch_with_sound_that_was_killed_before_the_json_goes_on(storage: Sto
         (tmp_path / "videos/photo.json").unlink()
 
 
+def test_a_fetch_by_the_day_of_the_photo(storage: Storage, tmp_path: Path) -> None:
+    for number, taken in enumerate(["2024-05-31T23:30:00+09:00", "2024-06-01T08:00:00", ""]):
+        key = f"outputs/photo-{add_video(storage, number)}.json"
+        storage.write_text(key, json.dumps(json.loads(storage.read(key)) | {"taken": taken}))
+    list(fetch_all(storage, list(find_results(storage)), f"{tmp_path}/{{taken:%Y-%m}}/{{photo}}"))
+    found = [name for name in under(tmp_path) if name.endswith("/photo.mp4")]
+    assert found == ["2024-05/photo.mp4", "2024-06/photo.mp4", "undated/photo.mp4"]
+
+
 @pytest.mark.parametrize("template", ["", "/{photo}"])
 @pytest.mark.parametrize("kind", ["mp4", "gif", "webp", "png", "wav", "json", "link"])
 def test_a_fetch_replaces_nothing(storage: Storage, tmp_path: Path, kind: str, template: str) -> None:
