@@ -100,6 +100,11 @@ def test_more_videos_like_one(svdq: Cli, connection: redis.Redis, storage: Stora
     liked = add_video(
         storage, 7, name="my cup", folder="trip/day {1}", source="trip/day 1/cup.jpg", motion_bucket_id=99
     )
+    key = f"outputs/trip/day {{1}}/my cup-{liked}.json"
+    recorded = json.loads(storage.read(key))
+    lora = {"name": "style", "strength": 0.8, "digest": "0" * 16}  # which need not be here: workers have it
+    recorded["job"] |= {"loras": [lora], "model": "svd-xt", "upscale": "2"}
+    storage.write_text(key, json.dumps(recorded))
     made = [submit(svdq, "--more", liked, "--variations", "3") for _ in range(2)]
     assert "still wait" not in svdq("submit", "--more", liked).stderr
     ids = {*made[0], *made[1]}
@@ -107,9 +112,8 @@ def test_more_videos_like_one(svdq: Cli, connection: redis.Redis, storage: Stora
     found = [read_arguments(fetch(connection, job_id)) for job_id in ids]
     seeds = {each.job.seed for each in found}
     assert len(seeds - {7}) == 6
-    document = json.loads(storage.read(f"outputs/trip/day {{1}}/my cup-{liked}.json"))["job"]
     for each in found:
-        assert each.job.model_dump(mode="json") | {"seed": 7} == document
+        assert each.job.model_dump(mode="json") | {"seed": 7} == recorded["job"]
         assert each.source == "trip/day 1/cup.jpg"
 
     [own] = submit(
