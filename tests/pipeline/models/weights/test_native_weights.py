@@ -13,18 +13,24 @@ from torch.nn import functional
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.ltx.family import FAMILY as LTX
+from svdq.pipeline.models.ltx.family import LtxParameters
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
+from svdq.pipeline.models.weights.comfy_quant import DATA, SCALE, SECOND_SCALE, Mark
+from svdq.pipeline.models.weights.kitchen import multiply_of
 from svdq.worker.roles import choose_native
 from tests.pipeline import ranks
-from tests.pipeline.models.comfy_files import KINDS, save_quantized
+from tests.pipeline.models.comfy_files import KINDS, quantized, save_quantized
+from tests.pipeline.models.ltx.test_files import original as original_ltx_name
 from tests.pipeline.models.wan_files import original_name, write_model_file
-from tests.pipeline.references import call_diffusers, open_diffusers
-from tests.pipeline.rendering import one_thread
+from tests.pipeline.references import call_diffusers, call_ltx, open_diffusers
+from tests.pipeline.rendering import denoise, one_thread
 
 CPU = torch.device("cpu")
+EVERYTHING = Role(embed=True, encode=True, decode=True)
 HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
 VIDEO = WanParameters(prompt="A dog runs.", seed=1, steps=4, frames=5, width=64, height=64)
 
@@ -92,6 +98,69 @@ def test_frames_are_those_of_diffusers_with_quantized_tensors(wide_wan: Path, tm
         np.testing.assert_array_equal(ranks.render(model, image, videos, options=native(model), **group), expected)
     made = ranks.render(model, image, videos, options=ComputeOptions(weights="made"), num_ranks=1)
     assert not np.array_equal(made, expected)
+
+
+def product_of_blocks(*args: Any) -> Tensor:
+    """What a GPU multiplies, of dequantized factors: comfy-kitchen's own arguments, of mxfp8 or nvfp4."""
+    import comfy_kitchen
+
+    data, others, bias, dtype = args[:2], args[2:-2], args[-2], args[-1]
+    if len(others) == 2:
+        rows, weight = (comfy_kitchen.dequantize_mxfp8(*pair, torch.float32) for pair in zip(data, others, strict=True))
+    else:
+        scales = zip(data, others[:2], others[2:], strict=True)
+        rows, weight = (comfy_kitchen.dequantize_nvfp4(*each, torch.float32) for each in scales)
+    return functional.linear(rows, weight, bias).to(dtype)
+
+
+@pytest.mark.parametrize(("kind", "function"), [("mxfp8", "scaled_mm_mxfp8"), ("nvfp4", "scaled_mm_nvfp4")])
+def test_formats_in_blocks_are_given_to_the_gpu_as_by_quantized_tensors(monkeypatch, kind, function) -> None:
+    import comfy_kitchen
+    from comfy_kitchen.tensor import QuantizedTensor
+
+    given = []
+
+    def multiply(*args: Any, bias: Tensor | None = None, out_dtype: torch.dtype | None = None, **scales: Any) -> Tensor:
+        values = (*args, *scales.values(), *([] if len(args) > 4 else [bias, out_dtype]))
+        given.append(values)
+        return product_of_blocks(*values)
+
+    monkeypatch.setattr(comfy_kitchen, function, multiply)
+    generator = torch.Generator().manual_seed(1)
+    weight, rows, bias = (torch.randn(*shape, generator=generator) for shape in ((64, 96), (50, 96), (64,)))
+    layout = KINDS[kind].layout
+    theirs: Any = QuantizedTensor.from_float(weight, layout)
+    with torch.inference_mode():
+        expected = functional.linear(QuantizedTensor.from_float(rows, layout), theirs, bias)  # type: ignore[arg-type]
+    bits, _ = quantized(weight, KINDS[kind])
+    tensors = {DATA: bits[""], SCALE: bits["_scale"]} | ({SECOND_SCALE: bits["_scale_2"]} if "_scale_2" in bits else {})
+    product = multiply_of(Mark(name=kind))(rows, tensors, bias)
+    assert product.shape == (50, 64)
+    assert torch.equal(product, expected)
+    assert len(given) == 2
+    torch.testing.assert_close(product, functional.linear(rows, weight, bias), rtol=0.3, atol=4)
+
+
+@pytest.mark.slow
+def test_frames_and_sound_of_ltx_are_those_of_quantized_tensors(tiny_ltx: Path, tmp_path: Path, image) -> None:
+    file = next((tiny_ltx / "transformer").glob("*.safetensors"))
+    save_quantized(tmp_path / "a.safetensors", load_file(file), "int8 ConvRot in 16s", original_ltx_name)
+    (tmp_path / "mine.toml").write_text(f'base = "{tiny_ltx}"\n[weights]\ntransformer = "a.safetensors"\n')
+    model = resolve(str(tmp_path / "mine.toml"))
+    pipeline = open_diffusers("ltx", str(tiny_ltx), torch.float32)
+    hold_quantized(pipeline.transformer, "int8 ConvRot in 16s")
+    video = LTX.complete(LtxParameters(prompt="A dog.", seed=3, frames=9, width=64, height=64), model.facts)
+    with one_thread(), torch.inference_mode():
+        frames, sound = call_ltx(pipeline, image, video)
+    expected = np.stack([np.asarray(frame) for frame in frames[0]])
+    opened = open_model(model, EVERYTHING, CPU, torch.float32, native(str(tmp_path / "mine.toml")))
+    with one_thread():
+        state = denoise(opened, opened.encode(image, video), video)
+        np.testing.assert_array_equal(opened.decode(state, video, 9).numpy(), expected)
+        ours = opened.sound(state, video)
+    assert ours is not None
+    assert torch.equal(ours, sound[0])
+    assert expected.std() > 20
 
 
 def test_loras_are_added_beside_a_product_and_not_quantized(wide_wan: Path, tmp_path: Path) -> None:
