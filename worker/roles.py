@@ -171,7 +171,7 @@ def choose_native(model: ResolvedModel, compute: ComputeOptions, device: torch.d
     By `auto` those that the GPUs have kernels for; processors have none, and would be slower and less exact than with
     made weights. Raises InputError if they are asked for, and impossible.
     """
-    if compute.quantizes and "int8" not in native_formats(device):
+    if compute.quantizes and device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 5):
         raise InputError(
             f"--approximate int8 needs GPUs of compute capability 7.5 (RTX 20) or later, and {name_of_device(device)} "
             "is not; leave it out."

@@ -5,11 +5,12 @@ denoising component, and decodes. So it needs what the largest phase needs; in r
 and elsewhere the rank that encodes can do without the text encoder between embeds.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from svdq.pipeline.models.compute.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Leaves, Phase, shape_for
 from svdq.pipeline.models.compute.options import DEFAULTS, STREAMED_BLOCKS, ComputeOptions
@@ -22,7 +23,10 @@ from svdq.pipeline.video_parameters import VideoParameters
 
 #: What a rank holds: all of the model, one denoising component and the others, or what the present phase needs.
 Residency = Literal["resident", "bound", "rounds"]
-INT8_BYTES = 1.05  # bytes of a weight in int8, with its share of the scales and of the layers that stay as they are
+#: Bytes of a weight in int8, with its share of the scales and of the layers that stay as they are, where the files of a
+#: model are not here: 1.02 to 1.03 of published transformers.
+INT8_BYTES = 1.05
+_IN_BLOCKS = re.compile(r"(^|[._])blocks\.\d+\.")  # names of weights in repeated blocks
 
 
 def bytes_by_phase(
@@ -56,7 +60,8 @@ class SizedModel(KnownModel):
     layout: FolderLayout
     num_weights: Mapping[str, float]  # number of weights of each component that the model has
     dtype: str  # torch's name of the dtype computed in
-    int8: bool = False  # whether the denoising components have int8 weights
+    int8: bool = False  # whether the denoising components are quantized to int8 as they are loaded
+    in_int8: Mapping[str, float] = field(default_factory=dict)  # bytes of these if so, where they are known
     streamed: bool = False  # whether the blocks of the denoising components come from host memory one by one
     #: Bytes of components as their files store them, LoRAs included, where that is less than in the dtype.
     stored: Mapping[str, float] = field(default_factory=dict)
@@ -74,22 +79,26 @@ class SizedModel(KnownModel):
         """
         assert model.folder is not None
         assert model.family is not None
-        layout, found, stored = layout_of(model), dict[str, float](), dict[str, float]()
+        layout, found = layout_of(model), dict[str, float]()
+        stored, in_int8 = dict[str, float](), dict[str, float]()
         first, first_bytes = "", 1  # the first expert, and the bytes of its files
         for component in layout.weighted:
             files = [each for each in loaded_files(model.folder, component, WEIGHTS[dtype]) if each.is_file()]
             num_bytes = sum(file.stat().st_size for file in files)
             is_expert = component in layout.denoisers and component not in model.weights
             if is_expert and first:
-                for each in (found, stored):
+                for each in (found, stored, in_int8):
                     if first in each:
                         each[component] = each[first] * num_bytes / first_bytes
                 continue
             if component in model.weights:
                 files = layout.weights_files(model.weights, component)
-            found[component], as_stored = sizes_of(files, layout, dtype, component)
+            sizes = sizes_of(files, layout, dtype, component)
+            found[component] = sizes.number
+            if component in layout.denoisers:
+                in_int8[component] = sizes.in_int8
             if component in model.weights or (is_expert and is_rounded(files)):
-                stored[component] = as_stored
+                stored[component] = sizes.stored
             if is_expert:
                 first, first_bytes = component, max(1, num_bytes)
         for lora in model.loras:
@@ -102,7 +111,8 @@ class SizedModel(KnownModel):
             layout=layout,
             num_weights={name: number for name, number in found.items() if number},
             dtype=dtype,
-            int8="int8" in compute.approximate,
+            int8=compute.quantizes,
+            in_int8=in_int8,
             streamed=compute.offload == "blocks",
             stored={each: size for each, size in stored.items() if size < found.get(each, 0) * ITEM_BYTES[dtype]},
             kept=compute.weights == "stored",
@@ -137,9 +147,11 @@ class SizedModel(KnownModel):
         if component not in self.layout.denoisers:
             in_dtype = num_weights * ITEM_BYTES[self.layout.dtype_of(component, self.dtype)]
             return int(self.stored.get(component, in_dtype) if self.kept else in_dtype)
-        num_bytes = num_weights * (INT8_BYTES if self.int8 else ITEM_BYTES[self.dtype])
-        if self.kept and not self.int8:
-            num_bytes = self.stored.get(component, num_bytes)
+        if self.int8:
+            num_bytes = self.in_int8.get(component, num_weights * INT8_BYTES)
+        else:
+            num_bytes = num_weights * ITEM_BYTES[self.dtype]
+            num_bytes = self.stored.get(component, num_bytes) if self.kept else num_bytes
         # Layers outside of blocks take less than one more.
         num_blocks = self.family.num_blocks(self.facts) if self.streamed else None
         return int(num_bytes if num_blocks is None else num_bytes * min(1.0, (STREAMED_BLOCKS + 1) / num_blocks))
@@ -223,19 +235,27 @@ class SizedModel(KnownModel):
         return first if alone else max(first, self.peak(video, residency, encodes=False))
 
 
-def sizes_of(files: Iterable[Path], layout: FolderLayout, dtype: str, component: str) -> tuple[float, float]:
-    """Return the number of a component's weights in files, and the bytes that their layers hold if they stay stored.
+class Sizes(NamedTuple):
+    """How large the weights of a component are, by the headers of its files."""
 
-    A weight that stays in float32 counts by its bytes, and one that is smaller in the dtype is held in that.
-    """
-    total = stored = 0.0
-    for name, number, num_bytes in (
-        each for file in files for each in weights_in(file, layout.file_names.get(component))
-    ):
-        in_dtype = number * (4 if layout.keeps_float32(name) else ITEM_BYTES[dtype])
+    number: float  # a weight that stays in float32 counts by its bytes
+    stored: (
+        float  # bytes that layers hold if they keep what the files store; what is smaller in the dtype is held in that
+    )
+    in_int8: float  # bytes if matrices in blocks are quantized, with a scale for each row
+
+
+def sizes_of(files: Iterable[Path], layout: FolderLayout, dtype: str, component: str) -> Sizes:
+    """Return the sizes of a component's weights in files."""
+    total = stored = in_int8 = 0.0
+    for weight in (each for file in files for each in weights_in(file, layout.file_names.get(component))):
+        is_exact = layout.keeps_float32(weight.name)
+        in_dtype = weight.number * (4 if is_exact else ITEM_BYTES[dtype])
+        is_quantized = not is_exact and weight.num_rows and _IN_BLOCKS.search(weight.name)
         total += in_dtype
-        stored += in_dtype if layout.keeps_float32(name) or name in EMBEDDINGS else min(num_bytes, in_dtype)
-    return total / ITEM_BYTES[dtype], stored
+        stored += in_dtype if is_exact or weight.name in EMBEDDINGS else min(weight.num_bytes, in_dtype)
+        in_int8 += weight.number + 4 * weight.num_rows if is_quantized else in_dtype
+    return Sizes(number=total / ITEM_BYTES[dtype], stored=stored, in_int8=in_int8)
 
 
 def published(name: str) -> SizedModel | None:

@@ -38,14 +38,19 @@ def sized_model(name: str) -> SizedModel:
     here = {each: file for each, text in replaced.items() if (file := _file_here(text, Path(name))) is not None}
     layout, dtype = model.layout, model.dtype
     sizes = {each: sizes_of(layout.weights_files(here, each), layout, dtype, each) for each in here}
-    numbers = {each: number for each, (number, _) in sizes.items()}
-    model = replace(model, name=name, num_weights={**model.num_weights, **numbers})
+    in_int8 = {each: number for each, number in model.in_int8.items() if each not in replaced}
+    model = replace(
+        model,
+        name=name,
+        num_weights={**model.num_weights, **{each: found.number for each, found in sizes.items()}},
+        in_int8=in_int8 | {each: found.in_int8 for each, found in sizes.items()},
+    )
     if not layout.denoisers & model.num_weights.keys():
         raise InputError(f"How many weights the files of the model {name} have is not known before they are loaded.")
     if given is None:
         return model
     as_stored = {
-        each: sizes[each][1] if each in sizes else _stored_by_name(text, model.num_weights.get(each, 0.0))
+        each: sizes[each].stored if each in sizes else _stored_by_name(text, model.num_weights.get(each, 0.0))
         for each, text in replaced.items()
     }
     as_stored = {each: number for each, number in as_stored.items() if number}

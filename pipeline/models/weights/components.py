@@ -201,7 +201,7 @@ class ComponentLoader:
 
     def _numbers(self, component: str) -> Iterator[int]:
         names = self.layout.file_names.get(component)
-        return (number for file in self.files(component) for _, number, _ in weights_in(file, names))
+        return (each.number for file in self.files(component) for each in weights_in(file, names))
 
     def _files(self, component: str) -> list[Path]:
         return loaded_files(self.path, component, WEIGHTS[name_of(self.dtype_of(component))])

@@ -31,7 +31,8 @@ def native_formats(device: torch.device) -> frozenset[str]:
         return ON_PROCESSORS
     if torch.version.hip is not None:
         return frozenset()  # its capabilities count otherwise
-    return formats_of_gpu(min(map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))))
+    of_gpus = formats_of_gpu(min(map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))))
+    return of_gpus if _has_kernels() else of_gpus & {"fp8"}  # whose products are torch's own
 
 
 def dequantize_of(mark: Mark) -> Callable[[Mapping[str, Tensor]], Tensor]:
@@ -129,6 +130,11 @@ def _scale_of(rows: Tensor, largest: float) -> Tensor:
     return extreme.to(torch.float32).clamp(min=torch.finfo(torch.float32).tiny)
 
 
+def _has_kernels() -> bool:
+    """Return whether comfy-kitchen's CUDA kernels suit this torch; else it computes by torch's operations."""
+    return int((torch.version.cuda or "0").partition(".")[0]) >= 13
+
+
 @cache
 def _layouts() -> Mapping[str, Any]:
     """Import comfy-kitchen, with the backends that ComfyUI uses: no Triton, and CUDA's from 13 on."""
@@ -136,7 +142,7 @@ def _layouts() -> Mapping[str, Any]:
     from comfy_kitchen.tensor.base import LAYOUTS
 
     comfy_kitchen.registry.disable("triton")
-    if int((torch.version.cuda or "0").partition(".")[0]) < 13:
+    if not _has_kernels():
         comfy_kitchen.registry.disable("cuda")
     layouts: Mapping[str, Any] = LAYOUTS
     return layouts

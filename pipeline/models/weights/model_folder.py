@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError, how_to_install, reason_of
@@ -96,14 +96,26 @@ def loaded_files(folder: Path, component: str, precisions: Sequence[bool]) -> li
     return [folder / component / name for name in found]
 
 
-def weights_in(file: Path, names: FileNames | None = None) -> list[tuple[str, int, int]]:
-    """Return the name of each weight in a file of safetensors or GGUF, its numbers, and the bytes that store them.
+class WeightInFile(NamedTuple):
+    """A weight, as the header of its file describes it."""
+
+    name: str
+    number: int  # of its elements
+    num_bytes: int  # that store them
+    num_rows: int  # of a matrix; 0: it is none
+
+
+def weights_in(file: Path, names: FileNames | None = None) -> list[WeightInFile]:
+    """Return the weights in a file of safetensors or GGUF.
 
     With `names` of a component, only its own weights if the file has others, too. Reads the header only; of a file that
     cannot be read it returns nothing. Raises InputError without the package gguf.
     """
     if file.suffix == ".gguf":
-        return [(tensor.name, int(tensor.n_elements), int(tensor.n_bytes)) for tensor in gguf_tensors(file)]
+        return [
+            WeightInFile(each.name, int(each.n_elements), int(each.n_bytes), _rows([int(n) for n in each.shape[::-1]]))
+            for each in gguf_tensors(file)
+        ]
     try:
         opened = SafetensorsFile.open(file)
     except (OSError, ValueError):
@@ -115,19 +127,23 @@ def weights_in(file: Path, names: FileNames | None = None) -> list[tuple[str, in
         named = own if own or names.is_split else named
     marks = marks_of(opened)
 
-    def size_of(name: str) -> tuple[str, int, int]:
+    def described(name: str) -> WeightInFile:
         module, _, kind = name.rpartition(".")
         is_marked = kind == "weight" and module in marks
         parts = [name, *(scale_keys(opened, module).values() if is_marked else ())]
         number = math.prod(found[name].shape) * (marks[module].format.packed if is_marked else 1)
-        return name, number, sum(found[part].num_bytes for part in parts)
+        return WeightInFile(name, number, sum(found[part].num_bytes for part in parts), _rows(found[name].shape))
 
-    return [size_of(name) for name in named]
+    return [described(name) for name in named]
+
+
+def _rows(shape: Sequence[int]) -> int:
+    return shape[0] if len(shape) == 2 else 0
 
 
 def is_rounded(files: Iterable[Path]) -> bool:
     """Return whether some weights in the files of a folder have a byte each, as in fp8."""
-    return any(num_bytes < 2 * number for file in files for _, number, num_bytes in weights_in(file))
+    return any(each.num_bytes < 2 * each.number for file in files for each in weights_in(file))
 
 
 def formats_in(files: Iterable[Path]) -> set[str]:

@@ -71,7 +71,7 @@ def test_a_file_of_comfyui_loads_to_its_dequantized_weights(
     load_weights(ours, read, [], dtype=torch.float32, device=torch.device("cpu"))
     for weight, tensor in ours.state_dict().items():
         assert torch.equal(tensor, kept[weight].float()), weight
-    assert sum(number for _, number, _ in weights_in(tmp_path / name)) == sum(
+    assert sum(each.number for each in weights_in(tmp_path / name)) == sum(
         weight.numel() for weight in weights.values()
     )
 

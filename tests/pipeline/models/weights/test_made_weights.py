@@ -141,8 +141,9 @@ def test_layers_of_the_published_width_take_what_is_estimated(tiny_wan: Path, tm
     file = next(tmp_path.glob("a.*"))
     (tmp_path / "wide.toml").write_text(f'base = "{tmp_path / "wan"}"\n[weights]\ntransformer = "{file.name}"\n')
     model = resolve(str(tmp_path / "wide.toml"))
-    for weights in ("stored", "made"):
-        compute = ComputeOptions(weights=weights)
+    ways = [{"weights": "stored"}, {"weights": "made"}]
+    for way in [*ways, {"weights": "stored", "native": ("fp8",)}] if kind == "fp8" else ways:
+        compute = ComputeOptions(**way)
         opened = open_model(model, Role(components=HIGH), CPU, torch.bfloat16, compute)
         estimated = SizedModel.of(model, "bfloat16", compute).weights("transformer")
         assert weight_bytes(opened.pipeline.transformer) == pytest.approx(estimated, rel=0.03)

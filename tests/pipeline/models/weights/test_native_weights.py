@@ -198,6 +198,7 @@ def test_loras_are_added_beside_a_product_and_not_quantized(wide_wan: Path, tmp_
 def test_layers_multiply_in_formats_that_every_visible_gpu_has_kernels_for(
     monkeypatch, weights, formats, capability, expected
 ) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: [(12, 0), capability][number])
