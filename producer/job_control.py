@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from svdq.producer.storage.storage import Storage
 
 Action = Literal["cancel", "retry", "retry --force", "move"]
-WAITING = ("queued", "scheduled", "deferred")
+WAITING = ("queued", "scheduled", "deferred", JobStatus.READY_TO_ENQUEUE.value)
 GOING = ("started", *WAITING)
 #: Statuses of the jobs that each action applies to.
 STATUSES_FOR: Mapping[Action, Sequence[str]] = {
@@ -167,6 +167,7 @@ def _cancel(pipeline: Pipeline, job: rq.job.Job, reason: str = "") -> None:
         if queue.name == job.origin:
             pipeline.zrem(queue.scheduled_job_registry.key, job.id)
             pipeline.zrem(queue.deferred_job_registry.key, job.id)
+            pipeline.zrem(queue.ready_job_registry.key, job.id)
             CanceledJobRegistry(queue=queue).add(job, pipeline=pipeline)
     pipeline.hdel(keys.POPPED, job.id)
     pipeline.hset(job.key, "ended_at", utcformat(now()))  # RQ does not record when

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 import rq
 from redis.exceptions import RedisError
+from rq.registry import ReadyJobRegistry
 from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError, SvdqError
@@ -47,9 +48,23 @@ class SvdqQueue(rq.Queue):
         else:
             lua.run(self.connection if pipeline is None else pipeline, "place", [self.key], "push", job_id)
 
+    @property
+    def ready_job_registry(self) -> ReadyJobRegistry:
+        """The jobs whose dependencies are met and that RQ is about to queue."""
+        return _ReadyJobs(queue=self, job_class=self.job_class, serializer=self.serializer)
+
     def take_turns(self, job_ids: Sequence[str]) -> None:
         """Move jobs that were added to the end of the queue to the turns of their owners."""
         lua.run(self.connection, "place", [self.key], "", *job_ids)
+
+
+class _ReadyJobs(ReadyJobRegistry):
+    def enqueue_jobs(self, job_ids: list[str]) -> list[rq.job.Job]:
+        """Queue jobs as RQ does, then move those of svdq to the turns of their owners."""
+        enqueued: list[rq.job.Job] = super().enqueue_jobs(job_ids)
+        if is_queue(self.name) and (behind := [job.id for job in enqueued if not job.should_enqueue_at_front()]):
+            SvdqQueue(self.name, connection=self.connection).take_turns(behind)
+        return enqueued
 
 
 def render(**parameters: Any) -> None:
@@ -108,7 +123,7 @@ def fetch_many(connection: redis.Redis, job_ids: Sequence[str]) -> Iterator[rq.j
         if isinstance(found, UnreadableJobError):
             raise InputError(
                 f"{found} Another program has written it; "
-                f"`redis-cli -u $(svdq redis url) del rq:job:{found.job_id}` removes it."
+                f"`redis-cli -u $(svdq redis url) del {key_of(found.job_id).decode()}` removes it."
             ) from found
         yield found
 

@@ -106,18 +106,24 @@ class UntrustedJob(rq.job.Job):
         (found,) = read_results(self.connection, [self])
         return found if isinstance(found, Result) else None
 
-    def dependencies_are_met(self, parent_job: rq.job.Job | None = None, *arguments: Any, **options: Any) -> bool:
+    def dependencies_are_met(
+        self, parent_job: rq.job.Job | None = None, pipeline: Pipeline | None = None, *arguments: Any, **options: Any
+    ) -> bool:
         """Return whether a job that waits for others may be queued; never if something that it names is not a job."""
-        # The end of a parent queues only what still waits: a user may have queued it before, and it may have ended.
-        if parent_job is not None and self.get_status(refresh=False) is not JobStatus.DEFERRED:
-            return False
         try:
-            return super().dependencies_are_met(parent_job, *arguments, **options)
-        except (ValueError, redis.ResponseError):
+            # The end of a parent queues only what still waits: a user may have queued or canceled it before.
+            if parent_job is not None:
+                if pipeline is not None:
+                    pipeline.watch(self.key)  # type: ignore[no-untyped-call]
+                if self.get_status() is not JobStatus.DEFERRED:
+                    return False
+            return super().dependencies_are_met(parent_job, pipeline, *arguments, **options)
+        except (ValueError, InvalidJobOperation, redis.ResponseError):
             return False
 
-    def execute_failure_callback(self, *_: Any, **__: Any) -> None:
-        """Call nothing."""
+    @property
+    def failure_callback(self) -> None:
+        """None, so that RQ's clean-up imports and calls nothing."""
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
         """Send nothing."""

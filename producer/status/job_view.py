@@ -162,6 +162,8 @@ def last_sentence(exc_string: str | None) -> str:
 def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) -> JobView:
     arguments = read_arguments(rq_job)
     status = rq_job.get_status(refresh=False).value
+    if status == JobStatus.READY_TO_ENQUEUE.value:
+        status = JobStatus.DEFERRED.value  # for the moment until it is queued
     meta = JobMeta.model_validate(rq_job.meta)
     made = JobResult.model_validate((result and result.return_value) or {}) if arguments else JobResult()
     parameters = _parameters(arguments.job, made.used or meta.used) if arguments else {}

@@ -45,7 +45,7 @@ def read_counts(connection: redis.Redis) -> Read[dict[str, dict[str, int]]]:
             pipeline.llen(queue.key)
             pipeline.llen(queue.intermediate_queue_key)
             asked.extend([(queue.name, "queued")] * 2)
-            for status, registry in _registries(queue).items():
+            for status, registry in _registries(queue):
                 pipeline.zcard(registry.key)
                 asked.append((queue.name, status))
             _find_stopped(pipeline, queue)
@@ -109,7 +109,7 @@ def read_newest_ids(
             if "queued" in wanted:
                 pipeline.lrange(queue.key, first, last)
                 pipeline.lrange(queue.intermediate_queue_key, first, last)
-            for status, registry in _registries(queue).items():
+            for status, registry in _registries(queue):
                 if status in wanted and (status != "failed" or "stopped" in wanted):
                     pipeline.zrange(registry.key, 0, limit - 1, desc=not oldest)
 
@@ -144,7 +144,7 @@ def ended_before(
         newest = "+inf" if before is None else before[0] + ttl_s
         with connection.pipeline(transaction=False) as pipeline:
             for queue in queues(connection):
-                key = _registries(queue)[status].key
+                key = dict(_registries(queue))[status].key
                 # Those of the same second are sorted by id, so all of them are needed.
                 if before is not None:
                     pipeline.zrangebyscore(key, newest, newest, withscores=True)
@@ -206,15 +206,16 @@ def _find_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | 
     lua.run(pipeline, "find_stopped", names, Job.redis_job_namespace_prefix, since_score)
 
 
-def _registries(queue: SvdqQueue) -> dict[str, BaseRegistry]:
-    return {
-        "started": queue.started_job_registry,
-        "scheduled": queue.scheduled_job_registry,
-        "deferred": queue.deferred_job_registry,
-        "finished": queue.finished_job_registry,
-        "failed": queue.failed_job_registry,
-        "canceled": queue.canceled_job_registry,
-    }
+def _registries(queue: SvdqQueue) -> list[tuple[str, BaseRegistry]]:
+    return [
+        ("started", queue.started_job_registry),
+        ("scheduled", queue.scheduled_job_registry),
+        ("deferred", queue.deferred_job_registry),
+        ("deferred", queue.ready_job_registry),  # about to be queued
+        ("finished", queue.finished_job_registry),
+        ("failed", queue.failed_job_registry),
+        ("canceled", queue.canceled_job_registry),
+    ]
 
 
 #: Where Redis refuses writes, as it does when it is full or a replica, workers that run cannot renew their records.

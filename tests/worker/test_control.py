@@ -171,17 +171,19 @@ def test_a_pause_is_rqs_and_shown(site, svdq: Cli) -> None:
 
 @pytest.mark.slow
 def test_jobs_in_flight_stop_at_their_next_step(site, until) -> None:
-    """By our command, by RQ's stop command, and by RQ's plain cancel, which sends no command; the others go on."""
+    """By our command, by RQ's stop commands, and by RQ's plain cancel, which sends no command; the others go on."""
     group = site.start(3, model=SIMULATED)
-    jobs = [site.submit(steps=300) for _ in range(3)]
+    jobs = [site.submit(steps=300) for _ in range(4)]
     after = site.submit(steps=4)
-    until(lambda: site.states(jobs).count("started") >= 3)
+    until(lambda: site.states(jobs).count("started") >= 4)
     canceled = site.run("svdq", "cancel", jobs[1])
     assert canceled.stdout == f"{jobs[1]}  stops at its next step\n", canceled.stderr
     rq.command.send_stop_job_command(site.connection, jobs[2], serializer=fetch(site.connection, jobs[2]).serializer)
+    [execution] = fetch(site.connection, jobs[3]).get_executions()
+    rq.command.send_stop_execution_command(site.connection, jobs[3], execution.id)
     fetch(site.connection, jobs[0]).cancel()
 
-    assert [view.status for view in site.wait([*jobs, after])] == ["canceled", "stopped", "stopped", "finished"]
+    assert [view.status for view in site.wait([*jobs, after])] == ["canceled", *["stopped"] * 3, "finished"]
     until(lambda: f"Job {jobs[0]} was canceled or taken over" in group.text, lambda: group.text)
     queue = default(site)
     assert sorted(FailedJobRegistry(queue=queue).get_job_ids()) == sorted(jobs[1:])  # where RQ keeps stopped ones

@@ -11,11 +11,12 @@ from svdq.producer import job_control
 from svdq.producer.connection import server_url
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.settings import Settings
+from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import counts
 from svdq.worker.queue import scripts
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
-from tests.worker.jobs import JOB, lossy, pop
+from tests.worker.jobs import JOB, HookedRedis, lossy, pop
 
 
 def put(connection: redis.Redis, job_id: str, depends_on: object = None, priority: str = "default") -> None:
@@ -143,10 +144,11 @@ def test_a_parent_of_a_dead_group_queues_them_in_the_end(
     assert rest(worker) == ["child", "heir"]
 
 
-def test_a_kill_between_failure_and_dependents_is_made_good(connection: redis.Redis, worker: GroupWorker) -> None:
+def test_a_kill_between_end_and_dependents_of_a_version_before_rq_3_is_made_good(
+    connection: redis.Redis, worker: GroupWorker
+) -> None:
     put_family(connection)
     worker.fail(pop(worker), "It broke.")
-    # As it was before RQ's second step, which queues dependents.
     connection.lrem("rq:queue:svdq-low", 1, "heir")
     connection.hset("rq:job:heir", "status", "deferred")
     connection.zadd("rq:deferred:svdq-low", {"heir": 1})
@@ -158,33 +160,74 @@ def test_a_kill_between_failure_and_dependents_is_made_good(connection: redis.Re
     assert rest(worker) == ["heir"]
 
 
+READY = "ready_to_enqueue"  # RQ's status of a job whose dependencies are met and that is not queued yet
+
+
+def dying(settings: Settings) -> GroupWorker:
+    """Make a group that loses Redis when that has written an end, and before it queues the dependents."""
+    return GroupWorker(lossy(server_url(settings), READY), on_stop=print, on_shutdown=print)
+
+
 def test_a_group_that_dies_after_an_end_leaves_nothing_deferred(
     settings: Settings, connection: redis.Redis, worker: GroupWorker
 ) -> None:
     put_family(connection)
-    dying = GroupWorker(lossy(server_url(settings), "'finished'"), on_stop=print, on_shutdown=print)
-    dying.register_birth()
+    dead = dying(settings)
     with pytest.raises(redis.ConnectionError):
-        dying.finish([(pop(dying), {"outputs": []})])
-    worker.maintain()
-    assert statuses(connection) == {"parent": "finished", "child": "deferred", "heir": "deferred"}
-    connection.delete(dying.key)  # as it expires
+        dead.finish([(pop(dead), {"outputs": []})])
+    assert statuses(connection) == {"parent": "finished", "child": READY, "heir": READY}
+    assert counts(connection)["svdq-default"]["deferred"] == counts(connection)["svdq-low"]["deferred"] == 1
+    assert {view(connection, job_id).status for job_id in ("child", "heir")} == {"deferred"}
     worker.maintain()
     assert statuses(connection) == {"parent": "finished", "child": "queued", "heir": "queued"}
+    assert rest(worker) == ["child", "heir"]
 
 
-@pytest.mark.parametrize(("end", "child"), [("finished", "queued"), ("failed", "deferred")])
+def test_a_job_that_is_about_to_be_queued_can_be_canceled(
+    settings: Settings, connection: redis.Redis, worker: GroupWorker
+) -> None:
+    put_family(connection)
+    dead = dying(settings)
+    with pytest.raises(redis.ConnectionError):
+        dead.finish([(pop(dead), {"outputs": []})])
+    assert job_control.cancel(connection, "child") == "canceled"
+    worker.maintain()
+    assert statuses(connection) == {"parent": "finished", "child": "canceled", "heir": "queued"}
+    assert rest(worker) == ["heir"]
+
+
+def test_a_dependent_that_is_canceled_during_the_end_stays_canceled(
+    settings: Settings, connection: redis.Redis, worker: GroupWorker
+) -> None:
+    put_family(connection)
+    redis_of_worker = HookedRedis.from_url(server_url(settings))
+    ending = GroupWorker(redis_of_worker, on_stop=print, on_shutdown=print)
+    parent = pop(ending)
+    canceled = []
+
+    def cancel_once(commands: str) -> None:
+        if READY in commands and not canceled:
+            canceled.append(job_control.cancel(connection, "child"))
+
+    redis_of_worker.before = cancel_once
+    ending.finish([(parent, {"outputs": []})])
+    assert canceled == ["canceled"]
+    assert statuses(connection) == {"parent": "finished", "child": "canceled", "heir": "queued"}
+
+
+@pytest.mark.parametrize(("end", "child"), [("finished", READY), ("failed", "deferred")])
 def test_an_end_that_redis_has_written_and_not_confirmed_queues_both(
     settings: Settings, connection: redis.Redis, end: str, child: str
 ) -> None:
     put_family(connection)
-    worker = GroupWorker(lossy(server_url(settings), f"'{end}'"), on_stop=print, on_shutdown=print)
+    worker = dying(settings)
     parent = pop(worker)
     with pytest.raises(redis.ConnectionError):
         worker.finish([(parent, {"outputs": []})]) if end == "finished" else worker.fail(parent, "It broke.")
-    assert statuses(connection) == {"parent": end, "child": "deferred", "heir": "deferred"}
+    assert statuses(connection) == {"parent": end, "child": child, "heir": READY}
     assert worker.confirm_end(parent) is JobStatus(end)
-    assert statuses(connection) == {"parent": end, "child": child, "heir": "queued"}
+    worker.maintain()
+    assert rest(worker) == ["child", "heir"] if end == "finished" else ["heir"]
 
 
 def test_a_refusal_of_a_job_that_was_taken_back_queues_none(connection: redis.Redis, worker: GroupWorker) -> None:

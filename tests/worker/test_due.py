@@ -108,9 +108,10 @@ def test_one_job_keeps_no_other_waiting(connection: redis.Redis, worker: GroupWo
 
 
 def test_a_job_that_rq_has_not_written_yet_is_not_lost(connection: redis.Redis, worker: GroupWorker) -> None:
-    """RQ registers a job at once and writes it with its pipeline."""
+    """Before 3.0, RQ registers a job before it writes it."""
     with connection.pipeline() as pipeline:
         schedule(connection, "bulk", pipeline=pipeline)
+        connection.zadd("rq:scheduled:svdq-default", {"bulk": time.time() - 1})
         worker.promote_due()
         assert scheduled(connection) == [b"bulk"]
         pipeline.execute()

@@ -18,6 +18,7 @@ import redis
 import rq
 import rq.command
 import rq.executions
+import rq.rate_limit
 import rq.registry
 import rq.results
 import rq.serializers
@@ -656,6 +657,16 @@ def test_a_registry_that_cannot_be_cleaned_keeps_no_other_from_it(
     assert not connection.exists("rq:failed:svdq-default")
 
 
+def test_jobs_with_a_rate_limit_are_refused(connection: redis.Redis, worker: GroupWorker) -> None:
+    queue, limit = SvdqQueue("svdq-default", connection=connection), rq.rate_limit.RateLimit("studio", 1)
+    for job_id in ("a", "b"):
+        queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id=job_id, rate_limit=limit)
+    assert waiting(connection) == ["a"]
+    assert pop(worker) is None  # the end of one makes room for the next
+    for job_id in ("a", "b"):
+        assert "Its rate limit 'studio' is not kept" in str(view(connection, job_id).error)
+
+
 # RQ's commands.
 
 
@@ -663,15 +674,18 @@ def test_commands_reach_the_group(connection: redis.Redis) -> None:
     commands: list[str] = []
     worker = GroupWorker(connection, on_stop=commands.append, on_shutdown=lambda: commands.append("shutdown"))
     worker.start()
-    put(connection, "a", "b")
-    take(worker, 2)
+    put(connection, "a", "b", "c")
+    execution = take(worker, 3)[2].execution
     channel = rq.command.PUBSUB_CHANNEL_TEMPLATE % worker.name
     for junk in (b"junk", b"[]", b"{}", b"\xff", b"[" * 100_000):
         worker.handle_payload({"data": junk})
     assert commands == []
     worker.handle_payload({"data": json.dumps({"command": "stop-job", "job_id": "b"}).encode()})
+    stop = {"command": "stop-execution", "job_id": "c"}
+    for execution_id in ("an earlier one", execution.id):
+        worker.handle_payload({"data": json.dumps({**stop, "execution_id": execution_id}).encode()})
     worker.handle_payload({"data": json.dumps({"command": "shutdown"}).encode()})
-    assert commands == ["b", "shutdown"]
+    assert commands == ["b", "c", "shutdown"]
     assert connection.pubsub_numsub(channel)[0][1] == 1
     worker.end()
     assert ask_one(connection, read_workers())[0] == []

@@ -1,4 +1,4 @@
-"""An RQ worker that holds several executions at once, written against rq 2.12; runs nothing that a job names."""
+"""An RQ worker that holds several executions at once, written against rq 3.0; runs nothing that a job names."""
 
 import logging
 import threading
@@ -293,4 +293,6 @@ def refusal_of(rq_job: rq.job.Job) -> str | None:
         return f"Its callback {name!r} is not run: enqueue a job that depends on it instead."
     if rq_job.webhooks:
         return f"Its webhook {rq_job.webhooks[0].url!r} is not sent: enqueue a job that depends on it instead."
+    if rq_job.has_rate_limit:
+        return f"Its rate limit {rq_job.rate_limit_key!r} is not kept: enqueue it without one."
     return None

@@ -1,9 +1,10 @@
 """The base of `group_worker`, which takes no jobs: registration, RQ's commands, maintenance, and the ends of jobs."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import redis
 import rq
@@ -11,6 +12,7 @@ from redis.client import Pipeline
 from rq.command import PUBSUB_CHANNEL_TEMPLATE, parse_payload
 from rq.executions import Execution
 from rq.job import JobStatus
+from rq.rate_limit import release_slot
 from rq.registry import BaseRegistry, FailedJobRegistry, FinishedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker, WorkerStatus
@@ -34,6 +36,18 @@ LOOK_S = 5.0  # seconds between two looks of that thread at its connection
 CLOCKS_S = 60  # by which the clocks of hosts may be behind the clock of Redis
 STOPPED = "Stopped by the user."
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
+
+
+class _End(NamedTuple):
+    rq_job: rq.job.Job
+    queue: rq.Queue
+    execution: Execution | None  # None while it is only popped
+    status: JobStatus
+    outcome: dict[str, Any] | str  # its result, or why it has none
+
+    @property
+    def entry(self) -> str:
+        return self.execution.composite_key if self.execution else self.rq_job.id
 
 
 class RqWorker(BaseWorker):
@@ -70,16 +84,20 @@ class RqWorker(BaseWorker):
         self._canceled_from_s = 0  # jobs that were canceled before have been looked at
 
     def handle_payload(self, message: Any) -> None:
-        """Handle RQ's commands to stop a job and to shut down."""
+        """Handle RQ's commands to stop a job or one execution of it, and to shut down."""
         try:
             payload = parse_payload(message)
-            command, job_id = payload["command"], payload.get("job_id")
+            command, job_id = payload["command"], str(payload.get("job_id"))
+            execution = Execution(str(payload.get("execution_id")), job_id, self.connection)
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
             # Anyone can publish here, and an error would end the listening thread.
             logger.warning("A command that is not one of RQ's was ignored.")
             return
         if command == "stop-job":
-            self._on_stop(str(job_id))
+            self._on_stop(job_id)
+        elif command == "stop-execution":
+            if scripts.text_of(self.connection.hget(execution.key, "worker_name")) == self.name:
+                self._on_stop(job_id)
         elif command == "shutdown":
             self._on_shutdown()
 
@@ -129,20 +147,22 @@ class RqWorker(BaseWorker):
                 FailedJobRegistry(queue.name, connection=pipeline).cleanup(now_s)
                 pipeline.smembers(WORKERS_BY_QUEUE_KEY % queue.name)
                 pipeline.zrangebyscore(queue.canceled_job_registry.key, self._canceled_from_s, "+inf")
+                pipeline.exists(queue.ready_job_registry.key)
             answers = pipeline.execute(raise_on_error=False)
             for number, error in enumerate(answers):
                 if isinstance(error, Exception):  # a key may have the wrong type
-                    logger.error("The clean-up of %s failed: %s", found[number // 4].name, error)
-            workers = [answer if isinstance(answer, set) else set() for answer in answers[2::4]]
+                    logger.error("The clean-up of %s failed: %s", found[number // 5].name, error)
+            workers = [answer if isinstance(answer, set) else set() for answer in answers[2::5]]
             names = sorted(set().union(*workers))
             for name in names:
                 pipeline.exists(name)
             gone = {name for name, is_there in zip(names, pipeline.execute(), strict=True) if not is_there}
-        for queue, of_queue in zip(found, workers, strict=True):
+        for queue, of_queue, has_ready in zip(found, workers, answers[4::5], strict=True):
             if of_queue & gone:
-                self.release_deferred(queue)
                 clean_worker_registry(queue)
-        canceled = [job_id for answer in answers[3::4] if isinstance(answer, list) for job_id in answer]
+            if has_ready:  # since the worker that ended what they depended on was killed
+                queue.ready_job_registry.cleanup()
+        canceled = [job_id for answer in answers[3::5] if isinstance(answer, list) for job_id in answer]
         if canceled:
             cancel_rest(self.connection, map(scripts.text_of, canceled), of=(JobStatus.CANCELED.value,))
         self._canceled_from_s = now_s - CLOCKS_S
@@ -151,59 +171,83 @@ class RqWorker(BaseWorker):
         self, rq_job: rq.job.Job, queue: rq.Queue, reason: str, status: JobStatus = JobStatus.FAILED
     ) -> None:
         """End a job that was popped and not begun as failed or stopped, unless it was taken back."""
-        commands = self.connection.pipeline()
-        commands.persist(rq_job.key)  # a job with a time to live must not expire as soon as it has failed
-        self._put_end(commands, rq_job, status, reason)
-        scripts.drop_popped(commands, queue, rq_job.id)
-        if scripts.fail_popped(self.connection, self.name, rq_job.id, commands):
-            self.enqueue_dependents(queue, rq_job)
+        self._end_one(_End(rq_job, queue, None, status, reason))
 
     def finish(self, ends: Sequence[tuple[ActiveJob, dict[str, Any]]]) -> list[bool | redis.ResponseError]:
         """End jobs as finished, each with its result, in one round trip, and queue the jobs that depend on them.
 
         Returns for each job True, False if it is held no longer, or the error if a key of it has the wrong type.
         """
-        return self._end([(active, JobStatus.FINISHED, result) for active, result in ends])
+        return self._end(
+            [_End(each.rq_job, each.queue, each.execution, JobStatus.FINISHED, made) for each, made in ends]
+        )
 
     def fail(self, active: ActiveJob, reason: str) -> bool:
         """End a job as failed; return whether it was held. RQ's Retry is not used: the same seed would fail again."""
-        return self._end_one(active, JobStatus.FAILED, reason)
+        return self._end_one(_End(active.rq_job, active.queue, active.execution, JobStatus.FAILED, reason))
 
     def stop(self, active: ActiveJob) -> bool:
         """End a job as stopped by the user, and cancel the rest of its chain, which RQ would keep waiting."""
         cancel_rest(self.connection, [active.id])
-        return self._end_one(active, JobStatus.STOPPED, STOPPED)
+        return self._end_one(_End(active.rq_job, active.queue, active.execution, JobStatus.STOPPED, STOPPED))
 
-    def _end_one(self, active: ActiveJob, status: JobStatus, reason: str) -> bool:
-        [answer] = self._end([(active, status, reason)])
+    def _end_one(self, end: _End) -> bool:
+        [answer] = self._end([end])
         if isinstance(answer, redis.ResponseError):
             raise answer
         return answer
 
-    def _end(
-        self, ends: Sequence[tuple[ActiveJob, JobStatus, dict[str, Any] | str]]
-    ) -> list[bool | redis.ResponseError]:
+    def _end(self, ends: Sequence[_End]) -> list[bool | redis.ResponseError]:
         with self.connection.pipeline(transaction=False) as pipeline:
-            for active, status, outcome in ends:
+            for end in ends:
                 commands = self.connection.pipeline()
-                self._put_end(commands, active.rq_job, status, outcome, active.execution)
-                scripts.finish(pipeline, active.queue, active.execution, commands)
+                self._put_end(commands, end)
+                scripts.end(pipeline, self.name, end.queue, end.entry, commands.command_stack, alone="alone")
             answers = pipeline.execute(raise_on_error=False)
         scripts.check_answers(answers)
-        for (active, _, _), answer in zip(ends, answers, strict=True):
-            if answer == scripts.HAS_DEPENDENTS:
-                self.enqueue_dependents(active.queue, active.rq_job)
+        for number, end in enumerate(ends):
+            if answers[number] == scripts.HAS_DEPENDENTS:
+                answers[number] = self._end_with_dependents(end)
+            if answers[number] == 1:
+                release_slot(end.rq_job)  # of RQ's rate limits; jobs with one are refused
         return [answer if isinstance(answer, redis.ResponseError) else answer != 0 for answer in answers]
 
-    def _put_end(
-        self,
-        commands: Pipeline,
-        rq_job: rq.job.Job,
-        status: JobStatus,
-        outcome: dict[str, Any] | str,
-        execution: Execution | None = None,
-    ) -> None:
+    def _end_with_dependents(self, end: _End) -> int | redis.ResponseError:
+        """End a job and mark the jobs that depend on it as ready, in one step; then RQ queues these."""
+        end.rq_job._status = end.status  # which RQ looks at; Redis has it afterwards
+        while True:
+            with self.connection.pipeline() as pipeline, contextlib.suppress(redis.WatchError):
+                ready = self._put_dependents(pipeline, end.queue, end.rq_job)
+                self._put_end(pipeline, end)
+                commands, pipeline.command_stack = pipeline.command_stack, []
+                scripts.end(pipeline, self.name, end.queue, end.entry, commands)
+                [answer] = pipeline.execute(raise_on_error=False)
+                scripts.check_answers([answer])
+                if answer == 1:
+                    end.queue.enqueue_ready_jobs_by_queue(ready)
+                return cast(int | redis.ResponseError, answer)
+
+    def _put_dependents(self, pipeline: Pipeline, queue: rq.Queue, rq_job: rq.job.Job) -> dict[str, list[str]]:
+        """Put what marks dependents as ready into a pipeline; an error of RQ with a malformed one is logged."""
+        try:
+            pipeline.watch(rq_job.dependents_key)
+            ready = queue.move_dependents_to_ready(rq_job, pipeline=pipeline, refresh_job_status=False)
+        except Exception as error:
+            if isinstance(error, redis.RedisError) and not scripts.is_wrong_type(error):
+                raise
+            logger.exception("The jobs that depend on %s could not be queued.", rq_job.id)
+            pipeline.reset()
+            ready = {}
+        if not pipeline.explicit_transaction:  # RQ has found none
+            pipeline.multi()
+        return ready
+
+    def _put_end(self, commands: Pipeline, end: _End) -> None:
         """Put what RQ's `handle_job_success` and `handle_job_failure` write into a pipeline."""
+        rq_job, queue, execution, status, outcome = end
+        if execution is None:
+            commands.persist(rq_job.key)  # a job with a time to live must not expire as soon as it has failed
+            scripts.drop_popped(commands, queue, rq_job.id)
         rq_job.ended_at = CLOCK.now()
         rq_job.set_status(status, pipeline=commands)
         made: dict[str, Any] = {
@@ -242,17 +286,8 @@ class RqWorker(BaseWorker):
         if ttl_s is not None and ttl_s >= 0 and rq_job.ended_at is not None:
             commands.zadd(registry.key, {rq_job.id: int(rq_job.ended_at.timestamp()) + ttl_s}, xx=True)
 
-    def enqueue_dependents(self, queue: rq.Queue, rq_job: rq.job.Job) -> None:
-        """Queue the jobs that depend on an ended one; an error of RQ with a malformed one is logged."""
-        try:
-            queue.enqueue_dependents(rq_job)
-        except redis.RedisError:
-            raise
-        except Exception:
-            logger.exception("The jobs that depend on %s could not be queued.", rq_job.id)
-
     def release_deferred(self, queue: rq.Queue) -> None:
-        """Queue the jobs of a queue that depend on ended ones, if their worker was killed before it did that."""
+        """Queue the jobs of a queue that depend on ended ones: a worker before RQ 3 was killed before it did that."""
         deferred: Any = self.connection.zrange(queue.deferred_job_registry.key, 0, -1)
         with self.connection.pipeline(transaction=False) as pipeline:
             for job_id in deferred:
@@ -261,19 +296,19 @@ class RqWorker(BaseWorker):
         for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
             parent = UntrustedJob.find(job_id, self.connection)
             if parent is not None and parent.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
-                self.enqueue_dependents(queue, parent)
+                with self.connection.pipeline() as changes, contextlib.suppress(redis.WatchError):
+                    ready = self._put_dependents(changes, queue, parent)
+                    changes.execute()
+                    queue.enqueue_ready_jobs_by_queue(ready)
 
     def confirm_end(self, active: ActiveJob) -> JobStatus | None:
-        """Complete an end that Redis did not confirm; return the job's state, None if it goes on."""
+        """Return how a job ended whose end Redis did not confirm; None if it goes on."""
         rq_job = UntrustedJob.find(active.id, self.connection)
         result = rq_job.latest_result() if rq_job is not None else None
         if rq_job is None or result is None or result.execution_id != active.execution.id:
             return None
         status = rq_job.get_status(refresh=False)
-        if status not in _ENDED:
-            return None
-        self.enqueue_dependents(active.queue, rq_job)
-        return status
+        return status if status in _ENDED else None
 
     def holds_lease(self, active: ActiveJob) -> bool:
         """Whether this worker still holds a job: a group that slept past its lease has lost it."""
@@ -282,7 +317,11 @@ class RqWorker(BaseWorker):
 
 
 def check_rights(connection: redis.Redis) -> None:
-    """Do what a user with the rights of a producer may not, and which RQ's threads would fail at; raise its error."""
+    """Do what a user with the rights of a producer may not, and which RQ's threads would fail at; raise its error.
+
+    A cluster refuses what names several keys.
+    """
+    connection.exists(keys.POPPED, keys.CANCELED, keys.CRASHES)
     connection.client_list()
     with connection.pubsub() as listener:
         listener.subscribe(PUBSUB_CHANNEL_TEMPLATE % "svdq")

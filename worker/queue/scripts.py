@@ -20,7 +20,7 @@ from svdq.producer.untrusted_job import key_of
 
 MISSING_S = 60  # seconds after which a scheduled job without a record counts as deleted
 FOREVER = 1e18
-HAS_DEPENDENTS = 2  # the answer of finish.lua for a job that others depend on
+HAS_DEPENDENTS = 2  # the answer of end.lua for a job that others depend on
 
 
 class QueuedJob(NamedTuple):
@@ -108,27 +108,24 @@ def claim(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: st
 def begin(pipeline: redis.Redis, worker_name: str, execution: Execution, commands: Pipeline) -> Any:
     """Begin a popped job by commands that are executed together, if the worker still owns it; as begin.lua returns."""
     names = (keys.POPPED, key_of(execution.job_id), execution.key)
-    return lua.run(pipeline, "begin", names, execution.job_id, worker_name, *_words_of(commands))
+    return lua.run(pipeline, "begin", names, execution.job_id, worker_name, *_words_of(commands.command_stack))
 
 
-def _words_of(commands: Pipeline) -> list[Any]:
-    """Return the commands of a pipeline, each after the number of its words."""
-    return [word for words, _ in commands.command_stack for word in (len(words), *words)]
+def _words_of(commands: Sequence[Any]) -> list[Any]:
+    """Return commands of a pipeline, each after the number of its words."""
+    return [word for words, _ in commands for word in (len(words), *words)]
 
 
-def finish(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, commands: Pipeline) -> None:
-    """End a job by commands that are executed together, if the worker still holds it.
+def end(
+    pipeline: redis.Redis, worker_name: str, queue: rq.Queue, entry: str, commands: Sequence[Any], alone: str = ""
+) -> None:
+    """End a job by commands that are executed together, if the worker still holds it; the answer is that of end.lua.
 
-    The answer is 1 if it is ended, HAS_DEPENDENTS if others depend on it as well, 0 if the worker does not hold it.
+    The entry is `<job>:<execution>`, or the id of a job that is popped and not begun.
     """
-    dependents = rq.job.Job.dependents_key_for(execution.job_id)
-    names = (queue.started_job_registry.key, dependents)
-    lua.run(pipeline, "finish", names, execution.composite_key, *_words_of(commands))
-
-
-def fail_popped(connection: redis.Redis, worker_name: str, job_id: str, commands: Pipeline) -> bool:
-    """End a popped job by commands that are executed together; return False if the worker does not own it any more."""
-    return bool(lua.run(connection, "fail_popped", [keys.POPPED], job_id, worker_name, *_words_of(commands)))
+    dependents = rq.job.Job.dependents_key_for(entry.partition(":")[0])
+    names = (queue.started_job_registry.key, keys.POPPED, dependents)
+    lua.run(pipeline, "end", names, entry, worker_name, alone, *_words_of(commands))
 
 
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:
@@ -185,7 +182,8 @@ def renew_lease(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, un
 def write_lease(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float) -> None:
     """Write the lease of a new execution, which ends at `until_s` by the clock of Redis."""
     pipeline.zadd(queue.started_job_registry.key, {execution.composite_key: until_s})
-    # RQ keeps a job's list of its executions for a minute longer.
+    # RQ keeps a job's list of its executions for a minute longer. It has one for the worker, too, which stays empty:
+    # rq-dashboard 0.9 reads one of these jobs as pickle, and fails.
     executions = ExecutionRegistry(execution.job_id, pipeline)
     pipeline.zadd(executions.key, {execution.id: until_s + 60})
     pipeline.expireat(executions.key, int(until_s) + 60)
