@@ -11,7 +11,14 @@ from typing import Any
 
 import redis
 from redis.backoff import ConstantBackoff, NoBackoff
-from redis.exceptions import MasterDownError, NoPermissionError, RedisError
+from redis.exceptions import (
+    ClusterCrossSlotError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    RedisError,
+)
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
@@ -138,6 +145,11 @@ def _complaint(error: RedisError, where: str) -> str:
         return "cannot save its data, so it refuses writes; make room on its disk, or see in its log what is wrong."
     if "command not allowed when used memory" in reason:
         return "is full: it has reached its maxmemory. Raise that, or make room as docs/redis.md says."
+    if isinstance(error, ClusterCrossSlotError | ClusterDownError | MovedError):
+        return (
+            "is a node of a cluster, which svdq cannot use, since its steps change several keys at once; name a single "
+            "server, with replicas if you like."
+        )
     if "HELLO must be called" in reason or "Authentication required" in reason:
         return "needs a password; set SVDQ_REDIS_URL with it, such as redis://:PASSWORD@host:6379/0."
     if isinstance(error, redis.AuthenticationError):

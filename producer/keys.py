@@ -1,13 +1,23 @@
-"""Every Redis key, channel and time to live of svdq; RQ's own keys start with `rq:`."""
+"""Every Redis key, channel and time to live of svdq; RQ's own keys start with `rq:`, or RQ_KEY_PREFIX."""
 
+import os
+import re
 from typing import Final
+
+from svdq.pipeline.errors import InputError
+
+#: RQ's prefix of its keys, read as RQ does; not imported from it, since commands without Redis import no RQ.
+RQ: Final = os.environ.get("RQ_KEY_PREFIX", "rq")
+if not re.fullmatch(r"[A-Za-z0-9_.:{}-]+", RQ):
+    raise InputError(f"RQ_KEY_PREFIX={RQ!r} is not allowed: use letters, digits and _ . : - {{ }}, or unset it.")
 
 PRIORITIES: Final = ("high", "default", "low")  # priorities of jobs, most urgent first
 QUEUE_NAMES: Final = tuple(f"svdq-{priority}" for priority in PRIORITIES)  # as workers take jobs
 #: RQ's statuses of jobs, in display order.
 STATUSES: Final = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
 UNRENDERED: Final = ("failed", "stopped", "canceled")  # of jobs that ended without a video
-PREFIX: Final = "svdq:"
+#: With another prefix of RQ's keys, ours are apart, too: two svdq share one database.
+PREFIX: Final = "svdq:" if RQ == "rq" else f"{RQ}:svdq:"
 
 DAY_S: Final = 24 * 60 * 60
 
@@ -16,53 +26,53 @@ FAILURE_TTL_S: Final = 30 * DAY_S  # seconds that a failed job is kept and can b
 JOB_TIMEOUT_S: Final = -1  # none of RQ, whose alarm knows one job; the worker has its own deadlines
 MAX_RETRIES: Final = 3  # number of retries of a job whose group died
 
-DATABASE_ID: Final = "svdq:id"  # string: a random id of this database, made when the first photo is submitted
+DATABASE_ID: Final = f"{PREFIX}id"  # string: a random id of this database, made when the first photo is submitted
 #: Hash, job id -> name of the worker that has popped but not started it, which RQ's intermediate queue lacks.
-POPPED: Final = "svdq:popped"
-CANCELED: Final = "svdq:canceled"  # set of ids of jobs that are to stop although a group has them
+POPPED: Final = f"{PREFIX}popped"
+CANCELED: Final = f"{PREFIX}canceled"  # set of ids of jobs that are to stop although a group has them
 #: Sorted set of ids of stopped jobs, which RQ keeps among the failed ones, by the second of Redis' clock of expiry.
-STOPPED: Final = "svdq:stopped"
+STOPPED: Final = f"{PREFIX}stopped"
 #: String with the key suffix of the digest of a submission with --force: the part of its ids that makes them new.
-FORCED: Final = "svdq:forced:"
-STORAGES: Final = "svdq:storages"  # set: the storages that photos of jobs were stored in, as shown
+FORCED: Final = f"{PREFIX}forced:"
+STORAGES: Final = f"{PREFIX}storages"  # set: the storages that photos of jobs were stored in, as shown
 #: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
-CRASHES: Final = "svdq:crashes"
-PAUSES: Final = "svdq:pauses"  # hash, worker name or BURSTS -> why that group, or every burst, takes no more jobs
+CRASHES: Final = f"{PREFIX}crashes"
+PAUSES: Final = f"{PREFIX}pauses"  # hash, worker name or BURSTS -> why that group, or every burst, takes no more jobs
 #: A burst ends when it is paused, and whatever starts bursts would start the next one, again and again.
 BURSTS: Final = "bursts"
 OWNER_FIELD: Final = "svdq_owner"  # field of a job's own hash: whose job it is
-OWNERS: Final = "svdq:owners"  # set of all owners there were; jobs take turns from the second one on
+OWNERS: Final = f"{PREFIX}owners"  # set of all owners there were; jobs take turns from the second one on
 #: Hash, job id -> owner of the jobs in a queue, for take_turns.lua, with the key suffix of the queue's key; a cache.
-TURNS: Final = "svdq:turns:"
-UNFAIR: Final = "svdq:unfair"  # string that exists while jobs are first come, first served
+TURNS: Final = f"{PREFIX}turns:"
+UNFAIR: Final = f"{PREFIX}unfair"  # string that exists while jobs are first come, first served
 #: String that lives as long as one group's turn to remove what has expired; the value is the group's name.
-MAINTAINED: Final = "svdq:maintained"
+MAINTAINED: Final = f"{PREFIX}maintained"
 #: Hash, job id -> `keep` or `reject`, the verdict of a person about a finished video. It outlives the job.
-VERDICTS: Final = "svdq:verdicts"
-VERDICT_CHANGES: Final = "svdq:verdict-changes"  # number of changes of verdicts, so that every page shows them
+VERDICTS: Final = f"{PREFIX}verdicts"
+VERDICT_CHANGES: Final = f"{PREFIX}verdict-changes"  # number of changes of verdicts, so that every page shows them
 #: Hash, id of the job of an upscaled copy of a copy -> id of the copy that it was made from; both name the original.
-COPIES: Final = "svdq:copies"
+COPIES: Final = f"{PREFIX}copies"
 #: Set with the key suffix of a job id: ids of jobs that continue or upscale its video.
-NEEDED: Final = "svdq:needed:"
+NEEDED: Final = f"{PREFIX}needed:"
 #: String that lives while the video of a job is being removed, with the key suffix of its id.
-REMOVING: Final = "svdq:removing:"
+REMOVING: Final = f"{PREFIX}removing:"
 REMOVING_TTL_S: Final = 120
-LOOKING: Final = "svdq:looking"  # string that lives while somebody looks at a page of `svdq serve`
+LOOKING: Final = f"{PREFIX}looking"  # string that lives while somebody looks at a page of `svdq serve`
 LOOKING_TTL_S: Final = 5
 #: Hash with the key suffix of a job id: `webp`, how the video looks so far, and `step`, the number of steps done.
-PICTURE: Final = "svdq:picture:"
+PICTURE: Final = f"{PREFIX}picture:"
 PICTURE_TTL_S: Final = 300
 #: String that lives as long as one rank's turn to write a picture, with the key suffix of its group's name.
-PICTURE_TURN: Final = "svdq:picture-turn:"
-SUSPENDED: Final = "rq:suspended"  # RQ's own: no worker takes jobs while it exists
+PICTURE_TURN: Final = f"{PREFIX}picture-turn:"
+SUSPENDED: Final = f"{RQ}:suspended"  # RQ's own: no worker takes jobs while it exists
 
 #: String, JSON of `ranks.RankStatus`: one for each rank, with the key suffix `<group>:<rank>`.
-RANK: Final = "svdq:rank:"
+RANK: Final = f"{PREFIX}rank:"
 #: Sorted set of `<group>:<rank>`, by the second of Redis' clock at which the rank wrote its record last.
-RANKS: Final = "svdq:ranks"
+RANKS: Final = f"{PREFIX}ranks"
 RANK_TTL_S: Final = 15
 #: Sorted set of starting launchers, `<host>:<pid> <family or -> <model>`, by the second of Redis' clock of expiry.
-STARTING: Final = "svdq:starting"
+STARTING: Final = f"{PREFIX}starting"
 STARTING_TTL_S: Final = 15
 LOG_FIELD: Final = "svdq_log"  # field of a job's own hash: its log, a JSON object a line
 #: Prefix of fields of a job's own hash, each of a job that continues its chain; the rest is that job's id.
