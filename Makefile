@@ -6,6 +6,8 @@
 #   make test-long    run the tests marked long
 #   make test-nightly run the tests marked nightly: campaigns of faults, deployments, what needs the machine for itself
 #   make test-all     run all three
+#   make test-newest  run what `make test` runs, with the newest versions that pip finds
+#   make test-oldest  the same with the oldest versions that pyproject.toml names
 #   make dist         build the archives for an index into dist, and render a preview from each in a new environment
 #   make docs         build the documentation into build/docs; broken links are errors
 #   make gpu-check    measure what needs a GPU, into the folder gpu-check, which needs 64 GB
@@ -33,10 +35,10 @@ DEVELOPMENT := '.[worker,serve,metrics,notify,plot]' --group dev
 # Without byte code seven ranks would compile torch's Python sources at every start.
 unexport PYTHONDONTWRITEBYTECODE
 # Processes of tests keep the memory that they free: see worker/launcher/torchrun.py.
-unit-tests tests test-long test-nightly: export MALLOC_MMAP_THRESHOLD_ ?= 4000000000
-unit-tests tests test-long test-nightly: export MALLOC_TRIM_THRESHOLD_ ?= 4000000000
+unit-tests tests test-long test-nightly test-newest test-oldest: export MALLOC_MMAP_THRESHOLD_ ?= 4000000000
+unit-tests tests test-long test-nightly test-newest test-oldest: export MALLOC_TRIM_THRESHOLD_ ?= 4000000000
 
-.PHONY: demo check unit-tests test tests test-long test-nightly test-all dist docs gpu-check lint format constraints clean
+.PHONY: demo check unit-tests test tests test-long test-nightly test-all test-newest test-oldest dist docs gpu-check lint format constraints clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-worker
@@ -64,6 +66,16 @@ test-nightly: $(VENV)/installed-dev
 test-all: test
 	@$(MAKE) --no-print-directory test-long
 	@$(MAKE) --no-print-directory test-nightly
+
+test-newest test-oldest: test-%: $(VENV)/made
+	@echo "Installing the $* versions of everything into build/$*; this takes a few minutes."
+	@rm -rf build/$*
+	@$(BIN)/python -m venv build/$*
+	@$(if $(filter oldest,$*),$(BIN)/python deploy/oldest.py,:) > build/$*/versions
+	@build/$*/bin/python -m pip install -qq --disable-pip-version-check 'pip>=25.1'
+	@build/$*/bin/python -m pip install -qq --disable-pip-version-check -c build/$*/versions -e $(DEVELOPMENT) $(PIN)
+	@build/$*/bin/python -m pip install -qq --disable-pip-version-check -c build/$*/versions --no-deps spandrel
+	build/$*/bin/python -m pytest --dist loadfile --no-loadscope-reorder --durations 10 -n 4
 
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
