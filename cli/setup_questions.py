@@ -178,9 +178,11 @@ class Questions:
             self._check_source("storage", is_same=False)
             if without_secrets(url) != url:
                 raise InputError("A password does not go into svdq.toml; set SVDQ_STORAGE in the environment.")
-            there = next(each for each in (Path(url), *Path(url).parents) if each.exists())
-            if folder is not None and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-                raise InputError(f"There can be no folder {url!r}, since {str(there)!r} cannot be written to.")
+            if folder is not None:
+                # What is in a folder that others may not enter does not exist for `os.path`.
+                there = next(each for each in (url, *map(str, Path(url).parents)) if os.path.exists(each))
+                if not (os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)):
+                    raise InputError(f"There can be no folder {url!r}, since {there!r} cannot be written to.")
             return url
 
         if given is not None:

@@ -32,6 +32,7 @@ def commands(page: str, heading: str) -> list[str]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # five workers and pip start, one after the other
 @pytest.mark.usefixtures("own_server")
 def test_every_command_of_the_recipes(home: Path, tiny_wan: Path, tmp_path: Path) -> None:
     """The hub has a small model, of which a model file makes small videos."""
