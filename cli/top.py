@@ -20,7 +20,6 @@ from svdq.cli import view
 from svdq.cli.formatting import MAX_NAME, outage_of
 from svdq.cli.jobs import print_snapshot
 from svdq.cli.option_types import json_option, with_connection
-from svdq.cli.view import compose
 from svdq.producer.status.snapshot import Snapshot, take
 
 INTERVAL_S = 1.0  # seconds between two refreshes; ranks report about once a second
@@ -56,7 +55,7 @@ def top(connection: redis.Redis, as_json: bool) -> None:
 @group()
 def draw(snapshot: Snapshot, options: ConsoleOptions, *, outage: str = "") -> Iterator[RenderableType]:
     """Draw a snapshot in colors; `outage` says in a sentence why there is nothing newer."""
-    parts = compose(snapshot, options.max_width, is_ascii=options.ascii_only, outage=outage, is_live=True)
+    parts = view.compose(snapshot, options.max_width, is_ascii=options.ascii_only, outage=outage, is_live=True)
     for part in parts:
         if not isinstance(part, view.Table):
             yield Text.assemble(*part)
