@@ -11,7 +11,9 @@ import pytest
 
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.media.sound import Sound
+from svdq.pipeline.models.family import Facts
 from svdq.pipeline.models.ltx.family import FAMILY, LtxParameters
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.producer.job import sound_key
 from tests.pipeline.rendering import diffusers_frames
 
@@ -29,9 +31,11 @@ def submit(site, **options) -> str:
 def reference(tiny_ltx: Path):
     """Render a submitted video with diffusers, with the defaults of the model; a loop is written without its end."""
 
-    def render(photo: Path, **options) -> np.ndarray:
-        values = FAMILY.complete(LtxParameters.model_validate(VIDEO | options), FAMILY.read_facts(tiny_ltx, "tiny"))
-        frames = diffusers_frames(tiny_ltx, prepare_photo(photo.read_bytes(), values.width, values.height), values)
+    def render(photo: Path, facts: Facts | None = None, **options) -> np.ndarray:
+        facts = facts or FAMILY.read_facts(tiny_ltx, "tiny")
+        values = FAMILY.complete(LtxParameters.model_validate(VIDEO | options), facts)
+        prepared = prepare_photo(photo.read_bytes(), values.width, values.height)
+        frames = diffusers_frames(tiny_ltx, prepared, values, facts=facts)
         return frames[:-1] if values.loop else frames
 
     return render
@@ -48,14 +52,21 @@ def test_in_rounds_frames_are_those_of_diffusers(site, tiny_ltx: Path, reference
 
 
 @pytest.mark.long
-def test_a_rank_that_is_killed_costs_no_bit(site, tiny_ltx: Path, reference, until) -> None:
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_that_are_killed_cost_no_bit_of_ancestral_steps(
+    site, tiny_ltx: Path, reference, until, tmp_path: Path, ranks: int
+) -> None:
+    """Their noise is a part of the state from the encode on."""
+    scheduler = 'class = "LTXEulerAncestralRFScheduler"\nstage_2_sigmas = [0.85, 0.725, 0.4219]'
+    (tmp_path / "mine.toml").write_text(f'base = "{tiny_ltx}"\n[scheduler]\n{scheduler}\n')
+    facts = resolve(str(tmp_path / "mine.toml")).facts
     jobs = [submit(site, seed=seed, width=256, height=256, frames=25) for seed in range(2)]
-    group = site.start(2, model=str(tiny_ltx))
-    until(lambda: site.view(jobs[1]).step >= 4 and site.view(jobs[1]).status == "started", lambda: group.text)
-    os.kill(group.ranks()[1].pid, signal.SIGKILL)
+    group = site.start(ranks, model=str(tmp_path / "mine.toml"))
+    until(lambda: any(site.view(each).step >= 4 for each in jobs), lambda: group.text)
+    os.kill(group.ranks()[-1].pid, signal.SIGKILL)
     site.wait(jobs)
     for seed, job_id in enumerate(jobs):
-        expected = reference(site.photo, seed=seed, width=256, height=256, frames=25)
+        expected = reference(site.photo, facts, seed=seed, width=256, height=256, frames=25)
         np.testing.assert_array_equal(site.frames(job_id), expected)
 
 

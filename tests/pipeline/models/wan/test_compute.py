@@ -239,6 +239,9 @@ def test_int8_attention_on_a_gpu_that_cannot(tiny_wan, monkeypatch, capability, 
     transformer = open_model(resolve(str(tiny_wan)), Role(), CPU, torch.float32).pipeline.transformer
     with pytest.raises(InputError, match=f"^--attention int8 cannot be used here: .*{says}"):
         compute.apply(transformer, ComputeOptions(attention="int8"), (), torch.device("cuda"))
+    monkeypatch.setitem(sys.modules, "comfy_kitchen", None)
+    with pytest.raises(InputError, match=r"it needs the package comfy-kitchen; run `pip install .*int8"):
+        compute.apply(transformer, ComputeOptions(attention="int8"), (), torch.device("cuda"))
 
 
 def test_attention_in_int8_is_approximate(tiny_model):

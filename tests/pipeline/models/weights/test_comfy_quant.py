@@ -19,12 +19,15 @@ from svdq.pipeline.models.compute.options import ComputeOptions, weight_bytes
 from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names.model_names import resolve
+from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.needs import SizedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.weights.components import ComponentLoader, check_model_file
 from svdq.pipeline.models.weights.formats import open_file
 from svdq.pipeline.models.weights.made_weights import Keeping, MadeWeight
+from svdq.worker.cards import Cards
+from svdq.worker.fit import ways
 from tests.pipeline.models.comfy_files import KINDS, quantized, save_quantized
 from tests.pipeline.models.comfyui.workflows import template, written
 from tests.pipeline.models.ltx.test_files import assert_same
@@ -131,10 +134,13 @@ def test_marks_in_the_header_count_like_those_beside_weights(tmp_path: Path, hea
 def test_without_the_extra_one_sentence_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("int8 ConvRot", "int8"):
         save_quantized(tmp_path / f"{kind}.safetensors", {"blocks.a.weight": WEIGHT}, kind, str)
+    made = save_quantized(tmp_path / "fp8.safetensors", {"blocks.a.weight": WEIGHT}, "fp8", str)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "comfy_kitchen" else find(name))
     with pytest.raises(InputError, match=r"in int8_tensorwise, which need the package comfy-kitchen; run .*int8\]"):
         open_file(tmp_path / "int8.safetensors", [], str)
+    stored = open_file(tmp_path / "fp8.safetensors", [], str)["blocks.a.weight"]  # which needs no package
+    assert torch.equal(stored.dequantize(stored.read()), made["blocks.a.weight"])
 
 
 def write_model_file(folder: Path, base: Path, **files: str) -> Path:
@@ -250,6 +256,10 @@ def test_the_files_of_a_workflow_of_comfyui_are_read(folder_of, tmp_path: Path) 
         save_file(weights, tmp_path / given[component])
     (tmp_path / "mine.toml").write_text(toml.replace("Lightricks/LTX-2.5-Diffusers", str(folder)))
     model = resolve(str(tmp_path / "mine.toml"))
+    assert not any("read" in note for note in written(template("video_ltx2_5_i2v")).notes)
+    known = sized_model(str(tmp_path / "mine.toml"))
+    assert (known.missing_files, known.download_bytes, known.kept) == (0, 0, True)
+    assert any(way.fits for way in ways(known, known.video(), Cards(number=1, total_bytes=24 * 2**30), 1, None))
     checked = [each.partition(":")[0] for each in check_model_file(model, layout_of(model))]
     assert checked == ["audio_vae", "connectors", "latent_upsampler", "text_encoder", "transformer", "vocoder"]
     save_file(load_file(tmp_path / given["text_encoder"]), tmp_path / given["text_encoder"])
