@@ -103,6 +103,8 @@ def test_a_rank_ends_though_a_thread_waits_for_the_storage(site, until) -> None:
 @pytest.mark.long
 def test_a_crash_in_native_code_leaves_its_stack_in_the_log(site) -> None:
     group = site.start(1)
+    # While threads are started, the kernel may give the signal to one that has no stack of Python yet.
+    assert site.wait([site.submit()])[0].status == "finished"
     group.ranks()[0].send_signal(signal.SIGSEGV)
     group.ready(times=2)
     assert "Fatal Python error: Segmentation fault" in group.text
