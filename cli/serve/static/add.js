@@ -336,8 +336,8 @@ function showPlan() {
   const sent = photos.filter((photo) => photo.settings);
   const numLeft = ofState("waiting", "sending").length;
   const ends = [["done", "uploaded"], ["refused", "refused"], ["failed", "failed"]];
-  const words = ends.map(([state, word]) => [sent.filter((photo) => photo.state === state).length, word])
-    .filter(([number]) => number).map(([number, word]) => `${number.toLocaleString()} ${word}`);
-  const uploaded = !sent.length ? "" : numLeft ? `Uploading ${count(numLeft, "photo")}… ${words.join(", ")}` : `${words.join(", ")}.`;
+  const ended = ends.map(([state, word]) => [sent.filter((photo) => photo.state === state).length, word])
+    .filter(([number]) => number).map(([number, word]) => `${number.toLocaleString()} ${word}`).join(", ");
+  const uploaded = numLeft ? `Uploading ${count(numLeft, "photo")}…${ended && ` ${ended}`}` : ended && `${ended}.`;
   form.plan(good.length, good.filter((photo) => !photo.parts.prompt.value.trim()).length, uploaded);
 }

@@ -96,7 +96,7 @@ export function plan(numPhotos, numUnprompted, uploaded) {
   setText(byId("add-problem"), "");
   if (!numPhotos) return;
   const sum = sumOf(numPhotos, numVideos);
-  setText(line, `${sum} ${rest}`);
+  setText(line, [sum, rest].filter(Boolean).join(" "));
   timer = setTimeout(() => estimate(query, sum, rest), WAIT_MS);
 }
 
