@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -21,8 +21,8 @@ from svdq.cli.units import (
     units_for,
 )
 from svdq.cli.worker_process import worker_process
-from svdq.pipeline.errors import InputError, SvdqError, how_to_install, require_torch
-from svdq.pipeline.models.model_name import is_model_file, with_presets
+from svdq.pipeline.errors import InputError, SvdqError, require_torch
+from svdq.pipeline.models.model_name import with_presets
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.names.pull import cache_folder
 from svdq.producer.connection import session
@@ -36,6 +36,8 @@ from svdq.producer.submitting.submission import submit
 from svdq.producer.text import count
 from svdq.producer.together import ask_one
 from svdq.worker.launcher.gpus import visible_gpus
+
+Change = tuple[str, str]  # what was changed, and how to undo it
 
 #: A photo, with a prompt beside it for models that take one.
 EXAMPLE = Path(__file__).with_name("example") / "cup.jpg"
@@ -67,16 +69,25 @@ def setup(model: str | None, storage: str | None, night: bool | None, yes: bool)
     chosen, place, by_night = questions.model(model), questions.storage(storage), questions.night(night)
     words = ["svdq", "setup", "--model", chosen.name, *(["--storage", place] if place is not None else [])]
     command = shlex.join([*words, "--night" if by_night else "--no-night", "--yes"])
+    changes: list[Change] = []
     try:
-        return _set_up(settings, sources["model"], chosen, place, by_night=by_night)
+        view = _set_up(settings, sources["model"], chosen, place, changes, by_night=by_night)
     except (KeyboardInterrupt, SvdqError):
-        echo(f"To go on from here: {command}", err=True)
+        echo("", *_shown(changes), f"To go on from here: {command}", err=True)
         raise
+    echo("", *_shown(changes))
+    echo("", "Next:", f"  svdq submit photos/ --recursive{chosen.video_options}", "  svdq worker --burst")
+    return EXIT_FAILED if view is not None and view.status != "finished" else 0
 
 
-def _set_up(settings: Settings, source: str, chosen: Candidate, place: str | None, *, by_night: bool) -> int:
-    """Do what was answered; return the exit code."""
-    changes = []
+def _shown(changes: Sequence[Change]) -> list[str]:
+    return table([("changed", "to undo it"), *changes]) if changes else ["Nothing was changed."]
+
+
+def _set_up(
+    settings: Settings, source: str, chosen: Candidate, place: str | None, changes: list[Change], *, by_night: bool
+) -> JobView | None:
+    """Do what was answered, and list the changes; return the job of the first video if it was rendered now."""
     Storage.open_for_command(place or settings.storage).check_writable()
     if _fetch(chosen.name):
         changes.append((f"model files in {cache_folder()}", "hf cache ls, and hf cache rm"))
@@ -87,14 +98,12 @@ def _set_up(settings: Settings, source: str, chosen: Candidate, place: str | Non
     for name, before in change_file(file, values).items():
         changes.append((f"{name} in {file}", "remove the line" if before is None else f"it was {before}"))
     if by_night:
-        changes += _start_timer()
+        _start_timer(changes)
     settings = load_settings()
     view = _render_example(settings, chosen)
     if view is not None and view.outputs:
         changes.append((view.outputs[0], f"svdq remove {view.id}"))
-    echo("", *(table([("changed", "to undo it"), *changes]) if changes else ["Nothing was changed."]))
-    echo("", "Next:", f"  svdq submit photos/ --recursive{chosen.video_options}", "  svdq worker --burst")
-    return EXIT_FAILED if view is not None and view.status != "finished" else 0
+    return view
 
 
 def _fetch(name: str) -> bool:
@@ -106,16 +115,13 @@ def _fetch(name: str) -> bool:
     except InputError:
         if Path(path).is_dir():
             raise
-    if is_model_file(path) and ".gguf" in Path(path).read_text("utf-8") and find_spec("gguf") is None:
-        raise InputError(f"The model {name} needs the package gguf; {how_to_install('gguf')}.")
     fetch_model(name, variant_here(), echo)
     resolve(path, on_gpus=bool(visible_gpus()))
     return True
 
 
-def _start_timer() -> list[tuple[str, str]]:
-    """Install the units unless they are there, and start the timer; return what was changed."""
-    changes = []
+def _start_timer(changes: list[Change]) -> None:
+    """Install the units unless they are there, and start the timer."""
     units = units_for("user")
     if not (folder := units_folder("user")).joinpath(NIGHT).is_file():
         install_files(units.contents, force=False)
@@ -126,7 +132,6 @@ def _start_timer() -> list[tuple[str, str]]:
         run_program(LINGER.split())
     except InputError as error:
         echo(f"The timer ends when you log out: {error}", err=True)
-    return changes
 
 
 def _render_example(settings: Settings, chosen: Candidate) -> JobView | None:

@@ -22,16 +22,10 @@ NEXT = """
 This was the preview (no diffusion model): the queue, the ranks and the denoising steps are real, the picture is a slow
 camera move over the photo. For diffusion, on a machine with GPUs:
 
-  export SVDQ_MODEL=stabilityai/stable-video-diffusion-img2vid-xt   # or a folder with such a model
-  .venv/bin/svdq model pull $SVDQ_MODEL                             # once, several gigabytes
-  .venv/bin/svdq worker                                             # a rank for every GPU
-  .venv/bin/svdq submit photo.jpg --wait                            # in a second terminal
-
-Wan follows a prompt, too, and needs more memory (docs/gpus.md):
-  export SVDQ_MODEL=Wan-AI/Wan2.2-I2V-A14B-Diffusers                # then as above
-  .venv/bin/svdq submit photo.jpg --prompt "The waves roll in." --wait
-
-LTX-2 makes sound with the video: SVDQ_MODEL=diffusers/LTX-2.3-Distilled-Diffusers (docs/models.md).
+  source .venv/bin/activate
+  svdq setup                           # chooses a model that fits, fetches it and renders a first video
+  svdq submit photos/ --recursive
+  svdq worker --burst                  # a rank for every GPU; ends when all is rendered
 """
 
 

@@ -189,6 +189,18 @@ def test_the_night_is_a_timer_of_systemd(
     assert (tmp_path / "config/svdq/systemd.env").read_text() == "# mine\n"
 
 
+def test_what_was_changed_is_said_also_where_it_ends_early(
+    setup: Setup, bin_folder: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("svdq.cli.units.BOOTED", tmp_path)
+    put(bin_folder / "systemctl", "echo Failed to connect to bus >&2", "exit 1")
+    code, _, error = setup("--night", "--storage", tmp_path / "videos")
+    assert code == 2
+    assert re.search(rf"^storage in {home}/svdq.toml +remove the line$", error, re.MULTILINE)
+    assert re.search(r"^To go on from here: .* --night --yes$", error, re.MULTILINE)
+    assert "(Failed to connect to bus)" in error
+
+
 @pytest.mark.slow
 def test_a_wrong_answer_is_asked_again(bin_folder: Path, svdq: Cli, photo: Path, tmp_path: Path) -> None:
     svdq("submit", photo, "--storage", tmp_path / "elsewhere")
