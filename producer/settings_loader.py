@@ -78,7 +78,7 @@ def origins(**flags: Any) -> dict[str, str]:
 def _read_file(path: Path, may_be_watched: bool = True) -> dict[str, Any]:
     """Read one svdq.toml, if it exists; relative folders in it are relative to the file.
 
-    What it says of the photos of a watched folder is left out.
+    What a file says of photos, as in a folder that `may_be_watched`, is left out.
     """
     try:
         with open_regular(path) as file:
