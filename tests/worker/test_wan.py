@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.compute.options import ComputeOptions
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
+from tests.pipeline import ranks
+from tests.pipeline.models.wan_files import write_model_file
 from tests.pipeline.rendering import diffusers_frames
 
 pytestmark = pytest.mark.slow
@@ -41,6 +45,31 @@ def reference(tiny_wan: Path):
         return diffusers_frames(tiny_wan, prepare_photo(photo.read_bytes(), values.width, values.height), values)
 
     return render
+
+
+@pytest.mark.long
+def test_layers_that_multiply_in_int8_make_the_same_frames_after_a_kill(site, until, wide_wan: Path) -> None:
+    model = write_model_file(site.folder, wide_wan, "convrot.safetensors", lora=True)
+    jobs = [submit(site, steps=16, seed=seed) for seed in (5, 6, 7)]
+    arguments = ("--weights", "native")
+    group = site.start(3, *arguments, model=str(model))
+    until(lambda: any((site.settings.home / "checkpoints").glob("*/*.safetensors")), lambda: group.text)
+    group.kill_all()
+    second = site.start(2, "--burst", *arguments, model=str(model), wait=False)
+    assert second.end() == 0, second.text
+    assert "Layers multiply in int8, as their files store them." in second.text
+    facts = resolve(str(model)).facts
+    values = [WanParameters.model_validate(VIDEO | {"steps": 16, "seed": seed}) for seed in (5, 6, 7)]
+    photo = prepare_photo(site.photo.read_bytes(), 64, 64)
+    options = ComputeOptions(weights="stored", native=("int8",))
+    expected = ranks.render(
+        str(model), photo, [FAMILY.complete(each, facts) for each in values], num_ranks=1, options=options
+    )
+    for job_id, frames in zip(jobs, expected, strict=True):
+        np.testing.assert_array_equal(site.frames(job_id), frames)
+    sidecars = [sidecar for job_id in jobs for sidecar in site.sidecars(job_id)]
+    assert all(sidecar["model"]["compute"]["native"] == ["int8"] for sidecar in sidecars)
+    assert any(sidecar.get("resumed") for sidecar in sidecars)
 
 
 @pytest.mark.long

@@ -1,7 +1,8 @@
 """The LoRAs that jobs choose, on one rank: each is opened once, and changes a component for the steps of its videos.
 
-A layer of a block makes its weight at use, W + sum of strength * (alpha / rank) * B @ A in float32, rounded once, as if
-the LoRAs were in the model file after its own; the few other weights are replaced meanwhile. Bits are the same.
+A layer of a block makes its weight at use, W + sum of strength * (alpha / rank) * B @ A in float32 and rounded once, or
+adds B(A x) beside its product in the format of its file: as if the LoRAs were in the model file after its own. The few
+other weights are replaced meanwhile. Bits are the same.
 """
 
 import threading

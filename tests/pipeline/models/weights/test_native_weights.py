@@ -163,6 +163,18 @@ def test_frames_and_sound_of_ltx_are_those_of_quantized_tensors(tiny_ltx: Path, 
     assert expected.std() > 20
 
 
+@pytest.mark.slow
+def test_blocks_that_are_quantized_can_be_streamed(wide_wan: Path, image) -> None:
+    states = []
+    for offload in ("off", "blocks"):
+        options = ComputeOptions(approximate=("int8",), offload=offload)
+        opened = open_model(resolve(str(wide_wan)), EVERYTHING, CPU, torch.float32, options)
+        video = opened.complete(VIDEO)
+        states.append(denoise(opened, opened.encode(image, video), video)["latents"])
+    assert torch.equal(*states)
+    assert states[0].std() > 0.1
+
+
 def test_loras_are_added_beside_a_product_and_not_quantized(wide_wan: Path, tmp_path: Path) -> None:
     """What they add is as exact as the type computed in; in the weight's format it would be off by a percent."""
     layers = {}
