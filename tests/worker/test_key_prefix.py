@@ -44,7 +44,12 @@ def test_a_cluster_is_refused(site, tmp_path: Path, slots: tuple[int, int]) -> N
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:
         bus = free.getsockname()[1]
-    server = OwnRedis(folder, "--cluster-enabled", "yes", "--cluster-port", str(bus))
+    try:
+        server = OwnRedis(folder, "--cluster-enabled", "yes", "--cluster-port", str(bus))
+    except AssertionError as error:
+        if "cluster-port" in str(error):
+            pytest.skip("this machine's Redis server is older than 7.0, and takes no free port for its bus")
+        raise
     try:
         with server.client(server.url()) as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", *slots)
