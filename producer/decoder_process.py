@@ -51,7 +51,10 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - such as a MemoryError; the next photo may be good
             found, payload = {"error": f"The photo cannot be decoded ({reason_of(error)})."}, b""
         del data  # while it waits for the next one
-        send(answers, found, BytesIO(payload))
+        try:
+            send(answers, found, BytesIO(payload))
+        except BrokenPipeError:  # the process that has asked has ended
+            os._exit(0)
 
 
 def _limit(cpu_s: float, num_bytes: int | None) -> None:

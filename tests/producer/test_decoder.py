@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -13,7 +15,7 @@ from PIL import Image
 
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import prepare_photo
-from svdq.producer.decoder import Decoder, StoppedError, TooSlowError
+from svdq.producer.decoder import Decoder, StoppedError, TooSlowError, send
 from svdq.producer.submitting.photos import check_data
 
 pytestmark = pytest.mark.slow
@@ -85,3 +87,18 @@ class KillChildrenOnce:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def test_a_process_whose_asker_has_ended_says_nothing(photo: Path) -> None:
+    command = [sys.executable, "-m", "svdq.producer.decoder_process"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=photo.parent
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.close()
+        wanted = {"path": str(photo), "max_pixels": 10**6}
+        with photo.open("rb") as data:
+            send(process.stdin, {"task": "check", "cpu_s": 20, "arguments": wanted}, data)
+        said = process.stderr.read() if process.stderr is not None else b""
+        assert (process.wait(60), said) == (0, b"")
