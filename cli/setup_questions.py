@@ -92,8 +92,11 @@ class Machine:
         return cls(cards=Cards.here(), host_bytes=psutil.virtual_memory().total)
 
     def best(self) -> Candidate:
-        """Return the best preset that fits; preview if none does."""
-        found = None if self.cards is None else best_preset(self.cards, self.host_bytes)
+        """Return the best preset that fits, with its files on the disk if one does; preview if none does."""
+        if self.cards is None:
+            return Candidate(name="preview", shape=PREVIEW_SHAPE)
+        free = shutil.disk_usage(cache_folder()).free
+        found = best_preset(self.cards, self.host_bytes, free) or best_preset(self.cards, self.host_bytes)
         if found is None:
             return Candidate(name="preview", shape=PREVIEW_SHAPE)
         return Candidate(name=found.preset, known=found.model, way=found.way, shape=found.shape)

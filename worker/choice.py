@@ -1,5 +1,6 @@
 """Chooses the preset for some GPUs, and says which cards a model fits."""
 
+import math
 from dataclasses import dataclass
 
 from svdq.pipeline.errors import InputError
@@ -36,12 +37,13 @@ class Choice:
     shape: str | None  # of the largest videos that fit, such as 640x352x81; None: the model's usual ones
 
 
-def best_preset(cards: Cards, host_bytes: int) -> Choice | None:
-    """Return the best preset for GPUs in a machine with so much host memory; None if none fits."""
+def best_preset(cards: Cards, host_bytes: int, disk_bytes: float = math.inf) -> Choice | None:
+    """Return the best preset for GPUs in a machine with so much host memory and free disk; None if none fits."""
     for preset, shape, streamed in TRIED:
         model = sized_model(PRESETS[preset])
         way = _exact_way(model, cards, shape, streamed=streamed)
-        if way is not None and way.host_bytes + HOST_RESERVE_BYTES * streamed <= host_bytes:
+        has_room = way is not None and way.host_bytes + HOST_RESERVE_BYTES * streamed <= host_bytes
+        if way is not None and has_room and model.download_bytes <= disk_bytes:
             return Choice(preset=preset, model=model, way=way, shape=shape)
     return None
 

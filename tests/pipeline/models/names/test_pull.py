@@ -165,6 +165,14 @@ def test_a_small_card_gets_what_the_memory_of_the_host_has_room_for(home: Path, 
     assert best_preset(Cards(number=1, total_bytes=4 * 2**30), host_gb * 10**9) is None
 
 
+@pytest.mark.parametrize(
+    ("disk_gb", "preset"), [(200, "wan2.2-4step-bf16"), (60, "wan2.2-4step"), (10, "svd-xt"), (1, None)]
+)
+def test_the_disk_has_room_for_the_best_preset(hub: Hub, disk_gb: int, preset: str | None) -> None:
+    choice = best_preset(Cards(number=1, total_bytes=48 * 2**30), 64 * 10**9, disk_gb * 10**9)
+    assert (choice and choice.preset) == preset
+
+
 def test_nothing_is_fetched_with_the_files_of_comfyui(
     hub: Hub, comfyui: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
