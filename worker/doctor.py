@@ -193,7 +193,7 @@ def _check_fit(name: str) -> Iterator[Finding]:
     if fetch := to_fetch(known):
         lack = lack_of_disk(known)
         advice = "free some, or set HF_HOME to a folder on a larger disk" if lack else ""
-        yield Finding("download", "fail" if lack else "ok", ", ".join(filter(None, [fetch, lack])), advice)
+        yield Finding("download", "fail" if lack else "ok", "; ".join(filter(None, [fetch, lack])), advice)
     video, cards = known.video(), Cards.here()
     shape = f"{video.width}x{video.height} with {video.num_frames} frames"
     if cards is None:
