@@ -185,11 +185,14 @@ def choose_native(model: ResolvedModel, compute: ComputeOptions, device: torch.d
         return ()
     if device.type == "cpu" and not is_asked:
         return ()
-    found = tuple(each for each in model.formats if each in native_formats(device))
+    # GPUs add no bias in float32 to products of fp8, and who asks for float32 compares with processors.
+    in_float32 = device.type == "cuda" and compute.dtype == "fp32"
+    found = tuple(each for each in model.formats if not in_float32 and each in native_formats(device))
     if is_asked and not found:
+        where = f"{name_of_device(device)}{' with --dtype fp32' if in_float32 else ''}"
         raise InputError(
-            f"--weights native does not work with {' and '.join(model.formats)} on {name_of_device(device)}, which has "
-            "no kernel for that; use --weights auto."
+            f"--weights native does not work with {' and '.join(model.formats)} on {where}, which has no kernel for "
+            "that; use --weights auto."
         )
     if found:
         logger.info("Layers multiply in %s, as their files store them.", " and ".join(found))

@@ -194,6 +194,9 @@ def test_loras_are_added_beside_a_product_and_not_quantized(wide_wan: Path, tmp_
 @pytest.mark.parametrize(
     ("weights", "formats", "capability", "expected"),
     [
+        ("auto --dtype fp32", ("int8",), (7, 5), ()),
+        ("native --dtype fp32", ("int8",), (7, 5), "on a GPU with --dtype fp32, which has no kernel"),
+        ("native --dtype fp32", ("int8",), None, ("int8",)),
         ("auto", ("int8",), (7, 5), ("int8",)),
         ("auto", ("fp8", "int8"), (8, 6), ("int8",)),
         ("auto", ("fp8", "nvfp4"), (8, 9), ("fp8",)),
@@ -215,8 +218,10 @@ def test_layers_multiply_in_formats_that_every_visible_gpu_has_kernels_for(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: [(12, 0), capability][number])
     model, device = ResolvedModel(name="m", formats=formats), torch.device("cpu" if capability is None else "cuda")
+    held, _, dtype = weights.partition(" --dtype ")
+    options = ComputeOptions(weights=held, dtype=dtype or "auto")
     if isinstance(expected, str):
         with pytest.raises(InputError, match=expected):
-            choose_native(model, ComputeOptions(weights=weights), device)
-    else:
-        assert choose_native(model, ComputeOptions(weights=weights), device) == expected
+            choose_native(model, options, device)
+        return
+    assert choose_native(model, options, device) == expected
