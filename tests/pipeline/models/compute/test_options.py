@@ -165,20 +165,6 @@ def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(
     assert len(compiled_graphs) == 2 * num_graphs
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)  # a minute alone on two cores, more than five of half a core
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
-def test_compiled_blocks_change_only_rounding_and_start_from_the_cache(
-    tiny_model, tensors, eager, monkeypatch, tmp_path
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch.compiler.reset()
-    model = open_with(tiny_model, ComputeOptions(compiled="blocks"))
-    for each, expected in zip(tensors, eager, strict=True):
-        assert difference(denoise(model, each), expected) < 1e-4
-    assert any(path.suffix in {".so", ".cpp"} for path in tmp_path.rglob("*"))
-
-
 class Reads(TorchDispatchMode):
     """Notes what has to wait for a device: copies from the host or to it."""
 

@@ -170,6 +170,22 @@ def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(folder
     torch.compiler.reset()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)  # the compiler takes minutes on a busy machine
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
+def test_the_real_compiler_changes_only_rounding_and_keeps_its_code(tiny_wan, photo, monkeypatch, tmp_path):
+    """On Wan, whose blocks compile as one graph; those of Stable Video Diffusion take nine."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    plain = open_model(resolve(str(tiny_wan)), EVERYTHING, CPU, torch.float32)
+    values = parameters(plain)
+    state = plain.encode(photo, values)
+    compiled = open_model(resolve(str(tiny_wan)), Role(), CPU, torch.float32, ComputeOptions(compiled="blocks"))
+    expected, found = (denoise(model, state, values)["latents"] for model in (plain, compiled))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    assert any(path.suffix in {".so", ".cpp"} for path in tmp_path.rglob("*"))
+
+
 @pytest.mark.slow
 def test_attention_is_dispatched_to_a_backend(tiny_wan, photo):
     resolved = resolve(str(tiny_wan))
