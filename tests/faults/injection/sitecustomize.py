@@ -82,7 +82,7 @@ def _poison(phase: str, folder: Path) -> None:
         case "decode":
             _kill_if(SimulatedModel, "decode", lambda _, tensors, parameters, size: parameters.frames == POISON_FRAMES)
         case "write":
-            _kill_if(video, "write_video", lambda frames, path, *_: path.name.startswith("poison"))
+            _kill_if(video, "write_video", lambda frames, path, *_, **__: path.name.startswith("poison"))
         case _:
             raise ValueError(f"There is no phase {phase!r} to kill in.")
 
