@@ -1,7 +1,9 @@
 """Chooses the preset for some GPUs, and says which cards a model fits."""
 
 import math
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_name import PRESETS, has_weights
@@ -11,18 +13,6 @@ from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.cards import Cards
 from svdq.worker.fit import NUM_VIDEOS, Way, ways
 
-#: Presets, the shape of their videos (None: the usual one) and whether experts are streamed from host memory, in the
-#: order in which they are tried: the best weights of the best model first.
-TRIED = (
-    ("wan2.2-4step-bf16", None, False),
-    ("wan2.2-4step", None, False),
-    ("wan2.2-4step-q4", None, False),
-    ("wan2.2-4step-q4", None, True),
-    ("wan2.2-4step-q4", "640x352x81", False),
-    ("wan2.2-4step-q4", "640x352x81", True),
-    ("svd-xt", None, False),
-    ("svd-xt", "576x320x14", False),
-)
 HOST_RESERVE_BYTES = 8 * 10**9  # of host memory, for everything but streamed weights
 CARDS_GB = (8, 12, 16, 24, 32, 48, 80, 141)  # memory of usual cards, from the smallest
 
@@ -39,7 +29,8 @@ class Choice:
 
 def best_preset(cards: Cards, host_bytes: int, disk_bytes: float = math.inf) -> Choice | None:
     """Return the best preset for GPUs in a machine with so much host memory and free disk; None if none fits."""
-    for preset, shape, streamed in TRIED:
+    for each in tomllib.loads(Path(__file__).with_name("choice.toml").read_text(encoding="utf-8"))["try"]:
+        preset, shape, streamed = each["preset"], each.get("shape"), each.get("streamed", False)
         model = sized_model(PRESETS[preset])
         way = _exact_way(model, cards, shape, streamed=streamed)
         has_room = way is not None and way.host_bytes + HOST_RESERVE_BYTES * streamed <= host_bytes

@@ -10,7 +10,7 @@ from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, find_file, read_mo
 from svdq.pipeline.models.model_name import is_model_file
 from svdq.pipeline.models.names.model_names import find_folder, shipped_configs
 from svdq.pipeline.models.needs import SizedModel, published, sizes_of
-from svdq.pipeline.models.published_files import SIZES, quantized_bits
+from svdq.pipeline.models.published_files import published_sizes, quantized_bits
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.weights.model_folder import DTYPES, check_folder
 
@@ -89,8 +89,8 @@ def _bytes_of(file: str, weights: Mapping[str, str], num_weights: Mapping[str, f
 
     `weights` are the files of a model file by component, and `num_weights` the numbers of weights of each.
     """
-    if file in SIZES:
-        return SIZES[file]
+    if (size := published_sizes().get(file)) is not None:
+        return size
     return int(sum(_stored_by_name(file, num_weights.get(each, 0.0)) for each in weights if weights[each] == file))
 
 

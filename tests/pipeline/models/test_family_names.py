@@ -8,8 +8,14 @@ from svdq.pipeline.models.families import FAMILIES
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "pipeline" / "models"
-#: The registry, and commands whose examples need the name of a model.
-MAY_NAME = {"pipeline/models/families.py", "cli/model.py", "cli/plan.py"}
+#: The registry, what a preset was, and commands whose examples need the name of a model.
+MAY_NAME = {
+    "pipeline/models/families.py",
+    "pipeline/models/model_name.py",
+    "cli/model.py",
+    "cli/plan.py",
+    "cli/setup.py",
+}
 MOST_LINES = 20
 
 

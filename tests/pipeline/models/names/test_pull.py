@@ -15,7 +15,7 @@ from svdq.pipeline.models.model_name import PRESETS
 from svdq.pipeline.models.names.model_names import resolve, what_it_was
 from svdq.pipeline.models.names.pull import downloads_of
 from svdq.pipeline.models.names.sized_model import sized_model
-from svdq.pipeline.models.published_files import SIZES
+from svdq.pipeline.models.published_files import published_sizes
 from svdq.worker.cards import Cards
 from svdq.worker.choice import best_preset
 from svdq.worker.fit import to_fetch
@@ -75,7 +75,7 @@ def write_weights(path: Path, num_bytes: int) -> None:
 
 def write_hub(folder: Path, size_of: Callable[[int], int]) -> dict[str, Path]:
     """Write the repositories of the presets with files of the real names; return their folders."""
-    for name, num_bytes in SIZES.items():
+    for name, num_bytes in published_sizes().items():
         repository, _, file = name.partition(":")
         write_weights(folder / repository / file, size_of(num_bytes))
     shutil.copytree(CONFIGS / A14B, folder / A14B)
@@ -117,7 +117,7 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_of: Callable[[
 
 def fill_comfyui(home: Path, size_of: Callable[[int], int] = lambda size: size) -> None:
     """Write what `wan2.2-4step` needs into ComfyUI's folders, one of them named by extra_model_paths.yaml."""
-    sizes = {name.rpartition("/")[2]: size for name, size in SIZES.items()}
+    sizes = {name.rpartition("/")[2]: size for name, size in published_sizes().items()}
     for file, folder in IN_COMFYUI.items():
         write_weights(home / folder / file, size_of(sizes[file]))
     text = f"mine:\n  base_path: {home}/shared\n  loras: loras\n"
