@@ -75,10 +75,10 @@ class UntrustedJob(rq.job.Job):
             reason = error if b"data" in raw_data else ValueError("it has no data")
             raise UnreadableJobError(self.id, raw_data.get(b"status"), reason) from error
 
-    def get_status(self, refresh: bool = True) -> JobStatus:
+    def _fetch_status(self) -> JobStatus:
         """Return the status; `created` where the record has none, as RQ does when it reads the whole of it."""
         try:
-            return super().get_status(refresh)
+            return super()._fetch_status()
         except InvalidJobOperation:
             if not self.connection.exists(self.key):
                 raise
