@@ -206,7 +206,8 @@ def claim_storage(connection: redis.Redis, storage: Storage) -> None:
     written to the folder below it would be hidden by it, or take waiting workers for a storage without their photos.
     """
     if not storage.is_marked and connection.sismember(keys.STORAGES, storage.shown):
-        waiting = sum(by_status[each] for by_status in counts(connection).values() for each in GOING)
+        found = counts(connection).values()
+        waiting = sum(number for by_status in found for status, number in by_status.items() if status in GOING)
         if waiting:
             raise UnavailableError(
                 f"The storage {storage.shown!r} has lost its file {MARKER}, and {count(waiting, 'job')} in the queue "
