@@ -186,7 +186,8 @@ def test_loras_are_added_beside_a_product_and_not_quantized(wide_wan: Path, tmp_
     rows = torch.randn(2, 3, 512, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         added = layers[True](rows) - layers[False](rows)
-    expected = functional.linear(rows, layers[True].weight - layers[False].weight)
+        changes = [getattr(layers[True], name) - getattr(layers[False], name) for name in ("weight", "bias")]
+        expected = functional.linear(rows, *changes)
     torch.testing.assert_close(added, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
     assert expected.std() > 0.01
 
