@@ -50,27 +50,15 @@ def write_mp4(
     chain: ChainSoFar | None = None,
 ) -> None:
     """Write frames behind those of `chain`, if any; `sound` is the sound of all. Otherwise as `write_video`."""
-    _write_tracks(frames, path, fps, comment, sound, capture, chain)
-    if mark is not None:
-        with path.open("ab") as file:
-            file.write(mp4_box(packet(mark)))
-
-
-def _write_tracks(
-    frames: NDArray[np.uint8],
-    path: Path,
-    fps: int,
-    comment: str,
-    sound: Sound | None,
-    capture: Capture,
-    chain: ChainSoFar | None,
-) -> None:
     with _stamps(path.parent, comment, capture) as stamps, _track(path.parent, sound) as (wav, track):
         if chain is None:
             encode_frames(frames, fps, [*_H264, *track, *_MP4, f"file:{path}"], [*stamps, *wav])
-            return
-        with _pictures(path.parent, chain, frames, fps) as pictures:
-            run_ffmpeg([*pictures, *stamps, *wav, "-c:v", "copy", *track, *_MP4, f"file:{path}"])
+        else:
+            with _pictures(path.parent, chain, frames, fps) as pictures:
+                run_ffmpeg([*pictures, *stamps, *wav, "-c:v", "copy", *track, *_MP4, f"file:{path}"])
+    if mark is not None:
+        with path.open("ab") as file:
+            file.write(mp4_box(packet(mark)))
 
 
 def encode_frames(
