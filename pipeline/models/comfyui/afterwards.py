@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from svdq.pipeline.models.comfyui.graph import Graph, Node
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, quietly
-from svdq.pipeline.video_parameters import MAX_UPSCALE
+from svdq.pipeline.video_parameters import MAX_FPS, MAX_UPSCALE
 
 _SAVERS = {"CreateVideo": "fps", "VHS_VideoCombine": "frame_rate", "SaveAnimatedWEBP": "fps", "SaveWEBM": "fps"}
 #: Nodes that interpolate frames, by a part of their names.
 INTERPOLATIONS = ("rife", "film", "gimm", "vfi", "interpolat")
-MAX_FPS = 120  # of interpolated files
 _FRAMES = ("images", "image", "frames", "pixels")  # inputs that bring frames
 _FACTOR = re.compile(r"(?<!\d)([2348])x|x([2348])(?!\d)", re.IGNORECASE)  # in names of upscalers: 4x-UltraSharp, x4plus
 
