@@ -168,13 +168,18 @@ def dying(settings: Settings) -> GroupWorker:
     return GroupWorker(lossy(server_url(settings), READY), on_stop=print, on_shutdown=print)
 
 
-def test_a_group_that_dies_after_an_end_leaves_nothing_deferred(
-    settings: Settings, connection: redis.Redis, worker: GroupWorker
-) -> None:
+def end_and_die(settings: Settings, connection: redis.Redis) -> None:
+    """Queue a family, and end the parent by a group that is `dying`."""
     put_family(connection)
     dead = dying(settings)
     with pytest.raises(redis.ConnectionError):
         dead.finish([(pop(dead), {"outputs": []})])
+
+
+def test_a_group_that_dies_after_an_end_leaves_nothing_deferred(
+    settings: Settings, connection: redis.Redis, worker: GroupWorker
+) -> None:
+    end_and_die(settings, connection)
     assert statuses(connection) == {"parent": "finished", "child": READY, "heir": READY}
     assert counts(connection)["svdq-default"]["deferred"] == counts(connection)["svdq-low"]["deferred"] == 1
     assert {view(connection, job_id).status for job_id in ("child", "heir")} == {"deferred"}
@@ -186,10 +191,7 @@ def test_a_group_that_dies_after_an_end_leaves_nothing_deferred(
 def test_a_job_that_is_about_to_be_queued_can_be_canceled(
     settings: Settings, connection: redis.Redis, worker: GroupWorker
 ) -> None:
-    put_family(connection)
-    dead = dying(settings)
-    with pytest.raises(redis.ConnectionError):
-        dead.finish([(pop(dead), {"outputs": []})])
+    end_and_die(settings, connection)
     assert job_control.cancel(connection, "child") == "canceled"
     worker.maintain()
     assert statuses(connection) == {"parent": "finished", "child": "canceled", "heir": "queued"}
