@@ -53,7 +53,7 @@ class ServeOptions:
     def url(self) -> str:
         """The address for a browser: on this machine, or on any in its network if the server listens there."""
         name = self.host
-        if self.host in ANY_ADDRESS:  # a phone knows no names of machines
+        if self.host in ANY_ADDRESS:  # phones do not resolve names of machines
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             name = address_of_machine(family) or socket.gethostname()
         return f"http://{f'[{name}]' if ':' in name else name}:{self.port}"
