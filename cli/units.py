@@ -1,4 +1,4 @@
-"""The systemd units of this installation: their files, which are those in cli/systemd and two of its own.
+"""The systemd units of this installation: the files in cli/systemd, and two more that are made here.
 
 For `svdq deploy` and `svdq setup`.
 """

@@ -203,8 +203,8 @@ def _tiny_model(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
     with (root / "tiny.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (root / "tiny-svd").exists():
-            # In a process of its own, which needs torch: most tests of the command line do not. To import diffusers
-            # takes it most of its time, so it writes all of them.
+            # In a separate process: most tests of the command line do not need torch. One process writes all models,
+            # since it spends most of its time importing diffusers.
             program = (
                 "import gc, sys; gc.disable(); from svdq.cli.main import run; root, *families = sys.argv[1:]; "
                 "sys.exit(max(run(['model', 'tiny', '--family', each, f'{root}/tiny-{each}']) for each in families))"
