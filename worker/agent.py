@@ -1,6 +1,6 @@
 """A torchrun whose ranks are forks of it, so that a group imports torch and diffusers once and shares their memory.
 
-Where an import has used the GPU, which then works in no fork, a rank is started as a program, as torchrun does.
+Where this process has used the GPU, which then works in no fork, a rank is started as a program, as torchrun does.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,23 +23,25 @@ from svdq.producer.processes import PARENT_PID, die_with_parent
 from svdq.worker import __main__ as rank_program  # before torch, whose import it prepares
 
 POLL_S = 0.05  # seconds between looks at a rank that is to end
+#: "1": torch asks NVML whether there are GPUs. A look of its own makes them useless in the forks of the process.
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class ForkedRank:
     """A rank that is a fork of this process, with the part of `subprocess.Popen` that torchrun uses."""
 
-    def __init__(self, command: tuple[str, ...], environment: dict[str, str]) -> None:
+    def __init__(self, command: tuple[str, ...], environment: dict[str, str], *, may_use_gpus: bool) -> None:
         """Start it; the command is what torchrun would run, `python -u -m svdq.worker` and its options."""
         self._command = command
         self.returncode: int | None = None
         follow_parent = die_with_parent()
         # Set before the fork, so that what libraries do at a fork sees it.
-        with _environment(environment), warnings.catch_warnings():
+        with _environment({**environment, ASK_NVML: ""}), warnings.catch_warnings():
             # The other thread of torchrun sleeps: it keeps the rendezvous alive once a day.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
             if self.pid == 0:
-                _become_rank(command, follow_parent)
+                _become_rank(command, follow_parent, may_use_gpus=may_use_gpus)
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""
@@ -73,7 +76,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _become_rank(command: tuple[str, ...], follow_parent: Callable[[], None] | None) -> NoReturn:
+def _become_rank(command: tuple[str, ...], follow_parent: Callable[[], None] | None, *, may_use_gpus: bool) -> NoReturn:
     """Run a rank in a fork, from which nothing returns."""
     try:
         if follow_parent is not None:
@@ -85,7 +88,7 @@ def _become_rank(command: tuple[str, ...], follow_parent: Callable[[], None] | N
         signal.signal(signal.SIGINT, signal.default_int_handler)
         import torch
 
-        if torch.cuda._is_in_bad_fork():
+        if may_use_gpus and torch.cuda._is_in_bad_fork():
             os.execvp(command[0], command)  # noqa: S606 - as torchrun does
         rank_program.main(command[command.index("svdq.worker") + 1 :])
     except Exception:  # noqa: BLE001 - whatever it is, the rank ends here
@@ -96,9 +99,7 @@ def _become_rank(command: tuple[str, ...], follow_parent: Callable[[], None] | N
 
 def import_for_ranks(run_dir: Path, num_ranks: int) -> None:
     """Import what the ranks of a run need. What cannot be imported is left to them: they say why."""
-    # A look for GPUs while something is imported makes them useless in forks, unless it asks NVML.
-    by_nvml = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    with contextlib.suppress(Exception), _environment(by_nvml):
+    with contextlib.suppress(Exception):
         from svdq.pipeline.models.families import family_named
         from svdq.worker import rank  # noqa: F401
         from svdq.worker.config import read_config
@@ -122,8 +123,10 @@ def main() -> None:
     os.environ[PARENT_PID] = str(os.getpid())
     # A name server that does not answer would take 20 s of each start.
     socket.getfqdn = lambda name="": name or socket.gethostname()
+    os.environ[ASK_NVML] = "1"  # diffusers looks while it is imported, and torchrun before it starts ranks
     options = dict(itertools.pairwise(sys.argv))
     import_for_ranks(Path(options["--run-dir"]), int(options["--nproc-per-node"]))
+    import torch
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
     from torch.distributed.run import main as torchrun
@@ -131,7 +134,8 @@ def main() -> None:
     # It ends when its ranks have ended, and by no signal: where a supervisor signals every process, it would kill
     # them, with a traceback.
     api._terminate_process_handler = lambda *_: None
-    SubprocessHandler._popen = lambda _, args, env: ForkedRank(args, env)  # type: ignore[assignment,method-assign,return-value]
+    start = partial(ForkedRank, may_use_gpus=torch.cuda.is_available())
+    SubprocessHandler._popen = lambda _, args, env: start(args, env)  # type: ignore[assignment,method-assign,return-value]
     gc.freeze()
     gc.enable()
     torchrun()

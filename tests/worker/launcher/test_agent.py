@@ -4,21 +4,32 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-#: A module that Python loads at its start: an import has used the GPU.
-GPU_WAS_USED = """
-import os
+#: A module that Python loads at its start: on a machine with a GPU, an import has used it, or a look for it would.
+GPU = """
+import os, sys
 
 def forget_the_gpu():
-    import torch
     torch.cuda._is_in_bad_fork = lambda: True
 
-os.register_at_fork(after_in_child=forget_the_gpu)
+def look():
+    if os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] != "1":
+        os.register_at_fork(after_in_child=forget_the_gpu)
+    return True
+
+if "svdq.worker.agent" in sys.orig_argv:
+    import torch
+    torch.cuda.is_available = look
+"""
+USED = """
+    os.register_at_fork(after_in_child=forget_the_gpu)
 """
 
 
-@pytest.mark.parametrize(("used", "program"), [(False, "svdq.worker.agent"), (True, "svdq.worker")])
-def test_ranks_are_forks_unless_an_import_has_used_the_gpu(site, used: bool, program: str, until) -> None:
-    (site.folder / "sitecustomize.py").write_text(GPU_WAS_USED * used)
+@pytest.mark.parametrize(
+    ("machine", "program"), [("", "svdq.worker.agent"), (GPU, "svdq.worker.agent"), (GPU + USED, "svdq.worker")]
+)
+def test_ranks_are_forks_unless_an_import_has_used_the_gpu(site, machine: str, program: str) -> None:
+    (site.folder / "sitecustomize.py").write_text(machine)
     group = site.start(2, model="simulated:step_ms=1", PYTHONPATH=str(site.folder))
     command = group.ranks()[1].cmdline()
     assert command[command.index("-m") + 1] == program
