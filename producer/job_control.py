@@ -19,6 +19,7 @@ from rq.utils import now, utcformat
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys, lua
 from svdq.producer.chains import later_links, link_before, links_without_video
+from svdq.producer.outbox import tell
 from svdq.producer.queue import (
     SvdqQueue,
     check_priority,
@@ -174,6 +175,7 @@ def _cancel(pipeline: Pipeline, job: rq.job.Job, reason: str = "") -> None:
     if reason:
         pipeline.hset(job.key, "meta", job.serializer.dumps({"canceled": reason}))
     job.set_status(JobStatus.CANCELED, pipeline=pipeline)
+    tell(pipeline, "video.failed", job.id)
 
 
 def _in_transaction(
@@ -268,7 +270,7 @@ def _retry(
             pipeline.zrem(registry(queue=queue).key, job.id)
         pipeline.srem(keys.CANCELED, job.id)
         pipeline.hdel(keys.CRASHES, job.id)
-        job.started_at = job.ended_at = job.worker_name = None
+        job.started_at = job.ended_at = job.worker_name = job.last_heartbeat = None
         job.retries_left = keys.MAX_RETRIES
         job.meta = {}
         if notes:

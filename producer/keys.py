@@ -64,6 +64,11 @@ PICTURE: Final = f"{PREFIX}picture:"
 PICTURE_TTL_S: Final = 300
 #: String that lives as long as one rank's turn to write a picture, with the key suffix of its group's name.
 PICTURE_TURN: Final = f"{PREFIX}picture-turn:"
+#: Stream of events of videos, each a `type` and an `id`, that are to be sent as webhooks; for add_event.lua.
+WEBHOOKS: Final = f"{PREFIX}webhooks"
+WEBHOOKS_WANTED: Final = f"{PREFIX}webhooks-wanted"  # string that exists while events are added to that stream
+WEBHOOKS_TTL_S: Final = 7 * DAY_S  # seconds for which events are kept without a worker that sends them
+WEBHOOKS_SENDER: Final = f"{PREFIX}webhooks-sender"  # string that lives while a worker's host sends them: its name
 SUSPENDED: Final = f"{RQ}:suspended"  # RQ's own: no worker takes jobs while it exists
 
 #: String, JSON of `ranks.RankStatus`: one for each rank, with the key suffix `<group>:<rank>`.

@@ -9,7 +9,7 @@ import redis
 
 from svdq.producer import keys
 
-_SHARED = ("execute", "take_turns")  # functions that several scripts call
+_SHARED = ("add_event", "execute", "take_turns")  # functions that several scripts call
 
 
 @cache

@@ -11,5 +11,9 @@ end
 if redis.call('hget', KEYS[2], 'status') ~= 'queued' then
   return -1
 end
+-- One that returned to its queue has been started before; `retry` makes it new.
+if (redis.call('hget', KEYS[2], 'last_heartbeat') or '') == '' then
+  add_event('video.started', ARGV[1])
+end
 execute(3)
 return 1

@@ -19,4 +19,5 @@ if ARGV[3] == '' then
 else
   redis.call('zadd', KEYS[3], ARGV[3], ARGV[1])
 end
+add_event('video.created', ARGV[1])
 return 1

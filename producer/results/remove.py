@@ -9,6 +9,7 @@ from rq.job import JobStatus
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job, latents_key, parse_job
 from svdq.producer.job_control import GOING, cancel
+from svdq.producer.outbox import tell
 from svdq.producer.queue import ENDED, fetch, fetch_many, is_ours, no_such_job, read_job
 from svdq.producer.results.finished_videos import Result, by_place, results_of_job
 from svdq.producer.results.holders import being_removed, check_not_kept, check_unneeded, forget_marks
@@ -39,6 +40,7 @@ def remove_video(connection: redis.Redis, storage: Storage, results: Sequence[Re
         raise InputError(f"{where!r} is of another version of svdq; remove it and the files beside it.") from error
     with being_removed(connection, result.job_id):
         check_unneeded(connection, {result.job_id: result.original})
+        tell(connection, "video.deleted", result.job_id)
         for key in _keys(storage, result):
             storage.remove(key)
         forget_marks(connection, [result.job_id])
@@ -114,6 +116,7 @@ def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) 
         pipeline.watch(key_of(job_id))  # type: ignore[no-untyped-call]
         (job,) = fetch_many(connection, [job_id])
         if job is None:
+            tell(connection, "video.deleted", job_id)
             return True
         status = job.get_status(refresh=False).value
         if status in GOING or (status not in ENDED and only != ENDED):
@@ -124,6 +127,7 @@ def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) 
             return True  # jobs wait for it, until it is retried or they are canceled
         pipeline.multi()
         job.delete(pipeline=pipeline)
+        tell(pipeline, "video.deleted", job_id)
         try:
             pipeline.execute()
         except redis.WatchError:

@@ -16,6 +16,7 @@ from svdq.producer import keys, lua
 from svdq.producer.chains import record_link
 from svdq.producer.job import JobArguments
 from svdq.producer.job_control import in_seconds, retry, unfinished
+from svdq.producer.outbox import tell
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of, read_job
 from svdq.producer.submitting.entries import Entry, Submission
 from svdq.producer.untrusted_job import key_of
@@ -144,5 +145,6 @@ def enqueue_after(connection: redis.Redis, entry: Entry) -> Submission:
             queue.enqueue_job(rq_job, pipeline=pipeline)
             if entry.job.predecessor:
                 record_link(pipeline, entry.job.predecessor, entry.job_id)
+            tell(pipeline, "video.created", entry.job_id)
             pipeline.execute()
             return _new(entry, rq_job)

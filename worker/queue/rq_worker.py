@@ -21,6 +21,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY, clean_worker_registry
 from svdq.producer import keys, processes
 from svdq.producer.clock import CLOCK
 from svdq.producer.job_control import cancel_rest
+from svdq.producer.outbox import Event
 from svdq.producer.queue import SvdqQueue, queue_of, queues
 from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.active_job import ActiveJob
@@ -48,6 +49,10 @@ class _End(NamedTuple):
     @property
     def entry(self) -> str:
         return self.execution.composite_key if self.execution else self.rq_job.id
+
+    @property
+    def event(self) -> Event:
+        return "video.completed" if self.status is JobStatus.FINISHED else "video.failed"
 
 
 class RqWorker(BaseWorker):
@@ -202,7 +207,8 @@ class RqWorker(BaseWorker):
             for end in ends:
                 commands = self.connection.pipeline()
                 self._put_end(commands, end)
-                scripts.end(pipeline, self.name, end.queue, end.entry, commands.command_stack, alone="alone")
+                stack = commands.command_stack
+                scripts.end(pipeline, self.name, end.queue, end.entry, stack, event=end.event, alone="alone")
             answers = pipeline.execute(raise_on_error=False)
         scripts.check_answers(answers)
         for number, end in enumerate(ends):
@@ -220,7 +226,7 @@ class RqWorker(BaseWorker):
                 ready = self._put_dependents(pipeline, end.queue, end.rq_job)
                 self._put_end(pipeline, end)
                 commands, pipeline.command_stack = pipeline.command_stack, []
-                scripts.end(pipeline, self.name, end.queue, end.entry, commands)
+                scripts.end(pipeline, self.name, end.queue, end.entry, commands, event=end.event)
                 [answer] = pipeline.execute(raise_on_error=False)
                 scripts.check_answers([answer])
                 if answer == 1:

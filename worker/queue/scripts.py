@@ -16,6 +16,7 @@ from rq.utils import now, utcformat
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from svdq.producer import keys, lua
+from svdq.producer.outbox import Event
 from svdq.producer.untrusted_job import key_of
 
 MISSING_S = 60  # seconds after which a scheduled job without a record counts as deleted
@@ -117,7 +118,14 @@ def _words_of(commands: Sequence[Any]) -> list[Any]:
 
 
 def end(
-    pipeline: redis.Redis, worker_name: str, queue: rq.Queue, entry: str, commands: Sequence[Any], alone: str = ""
+    pipeline: redis.Redis,
+    worker_name: str,
+    queue: rq.Queue,
+    entry: str,
+    commands: Sequence[Any],
+    *,
+    event: Event,
+    alone: str = "",
 ) -> None:
     """End a job by commands that are executed together, if the worker still holds it; the answer is that of end.lua.
 
@@ -125,7 +133,7 @@ def end(
     """
     dependents = rq.job.Job.dependents_key_for(entry.partition(":")[0])
     names = (queue.started_job_registry.key, keys.POPPED, dependents)
-    lua.run(pipeline, "end", names, entry, worker_name, alone, *_words_of(commands))
+    lua.run(pipeline, "end", names, entry, worker_name, alone, event, *_words_of(commands))
 
 
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:
