@@ -10,7 +10,7 @@ from svdq.cli.formatting import echo, echo_json, table, words
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import json_option, storage_options
 from svdq.producer.embedded_redis import ensure_server, running_url, stop_server
-from svdq.producer.settings import ENV_PREFIX, scheme_of, shown_redis_url, without_secrets, without_urls_secrets
+from svdq.producer.settings import ENV_PREFIX, HIDDEN, scheme_of, shown_redis_url, without_secrets, without_urls_secrets
 from svdq.producer.settings_loader import load_settings, origins
 from svdq.worker.doctor import (
     Finding,
@@ -135,7 +135,9 @@ def config(as_json: bool, **flags: str | None) -> None:
     values["storage"] = without_secrets(settings.storage)
     values["worker_options"] = without_urls_secrets(settings.worker_options)
     values["notify"] = [*map(scheme_of, settings.notify)]
-    values["serve_token"] = None if settings.serve_token is None else "***"
+    values["webhook_url"] = None if settings.webhook_url is None else scheme_of(settings.webhook_url)
+    for name in ("serve_token", "webhook_secret"):
+        values[name] = None if getattr(settings, name) is None else HIDDEN
     sources = origins(**flags)
     for name in os.environ:
         if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in values:

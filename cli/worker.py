@@ -252,9 +252,10 @@ def _run(settings: Settings, model: ResolvedModel, options: "LaunchOptions", rep
     """Run until the end, print the summary of a burst, and return the exit code."""
     from svdq.worker.launcher.launcher import launch
     from svdq.worker.launcher.notifications import Notifications, exit_code, report_of_run
+    from svdq.worker.launcher.webhooks import Webhooks
 
     started_at = datetime.now().astimezone()
-    with Notifications(settings) as notifications:
+    with Notifications(settings) as notifications, Webhooks(settings):
         ending = launch(settings, model, options)
         is_shown = options.rank.burst or report is not None
         if not is_shown and not notifications.are_wanted:

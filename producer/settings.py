@@ -1,10 +1,12 @@
 """The settings: paths, Redis, storage, model and limits. `settings_loader` reads them."""
 
+import base64
 import getpass
 import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, field_validator
@@ -94,8 +96,29 @@ def checked_owner(name: object) -> str:
     return name
 
 
+def _checked_webhook_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.username is None
+    except ValueError:
+        is_right = False
+    if not is_right or not re.fullmatch(r"[!-~]+", url):
+        raise ValueError("it must be a URL such as https://example.com/hooks/videos, without a user and a password")
+    return url
+
+
+def _checked_webhook_secret(secret: str) -> str:
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        key = b""
+    if not secret.startswith("whsec_") or not 24 <= len(key) <= 64:
+        raise ValueError("it must be whsec_ and the base64 of 24 to 64 random bytes")
+    return secret
+
+
 #: Settings that are secret as a whole, not in parts as a URL.
-SECRETS = ("serve_token", "notify")
+SECRETS = ("serve_token", "notify", "webhook_url", "webhook_secret")
 
 
 class Settings(BaseModel):
@@ -153,6 +176,12 @@ class Settings(BaseModel):
     trace: Annotated[Path, AfterValidator(absolute)] | None = None
     #: apprise URLs that `svdq worker` notifies; a variable separates them by spaces.
     notify: tuple[str, ...] = Field((), repr=False, exclude=True)
+    #: URL to which `svdq worker` sends the events of videos; None: it sends none. It may hold a token.
+    webhook_url: Annotated[str, AfterValidator(_checked_webhook_url)] | None = Field(None, repr=False, exclude=True)
+    #: `whsec_` and the base64 of the key by which these events are signed.
+    webhook_secret: Annotated[str, AfterValidator(_checked_webhook_secret)] | None = Field(
+        None, repr=False, exclude=True
+    )
 
     @field_validator("notify", mode="before")
     @classmethod

@@ -23,6 +23,8 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         SVDQ_MAX_PIXELS="1000",
         SVDQ_REDIS_URL="redis://me:hidden@h:1/0",
         SVDQ_NOTIFY="json://me:hidden@h/x ntfy://topic",
+        SVDQ_WEBHOOK_URL="https://example.com/hidden",
+        SVDQ_WEBHOOK_SECRET=f"whsec_{'hidden00' * 5}",
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -38,6 +40,8 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "max_pixels": {"value": 1000, "source": "SVDQ_MAX_PIXELS"},
         "max_attempts": {"value": 5, "source": str(home / "svdq.toml")},
         "notify": {"value": ["json://***", "ntfy://***"], "source": "SVDQ_NOTIFY"},
+        "webhook_url": {"value": "https://***", "source": "SVDQ_WEBHOOK_URL"},
+        "webhook_secret": {"value": "***", "source": "SVDQ_WEBHOOK_SECRET"},
         "stall_s": {"value": 90.0, "source": str(Path("svdq.toml").absolute())},
         "memory_limit": {"value": None, "source": "default"},
         "weights": {"value": "auto", "source": "default"},

@@ -222,6 +222,25 @@ def test_without_secrets(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("webhook_url", "ftp://example.com/s3cret"),
+        ("webhook_url", "https:///s3cret"),
+        ("webhook_url", "https://user:s3cret@example.com/"),
+        ("webhook_url", "https://example.com:0/s3cret"),
+        ("webhook_url", "https://example.com/s3cret\r\nx: y"),
+        ("webhook_secret", "s3cret"),
+        ("webhook_secret", "whsec_s3cret"),
+        ("webhook_secret", f"whsec_{'s3cret==' * 5}"),
+    ],
+)
+def test_a_wrong_webhook_is_a_sentence_without_the_secret(home: Path, name: str, value: str) -> None:
+    with pytest.raises(InputError, match=f"The setting SVDQ_{name.upper()} .* it must be ") as caught:
+        load_settings(**{name: value})
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("notify", [(), ("json://one", "json://two")])
 def test_a_child_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, home: Path, notify: tuple[str, ...]) -> None:
     settings = load_settings(model="preview", notify=notify or None)

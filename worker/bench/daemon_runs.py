@@ -43,6 +43,7 @@ def run_daemon(workload: Workload) -> list[RankMeasurements]:
             ours = {
                 "redis_url": ensure_server(settings.home),
                 "notify": (),
+                "webhook_url": None,
                 "trace": settings.home / "trace.json",
             }
             return _run(workload, settings.model_copy(update=ours), Path(folder))
