@@ -25,6 +25,7 @@ from svdq.pipeline.transport.message import Kind, Message, Work
 from svdq.pipeline.video_parameters import VideoParameters
 
 KEEP_EVERY_S = 30.0  # seconds of denoising after which a sample is saved between two steps, besides at every hand-over
+LONG_STEP_S = 5.0  # of a step; a sample is saved before each of such steps, since a stop may cut them off
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ class UnitLoop:
         costs = sample.step_costs or (1.0,) * steps
         started = time.perf_counter()
         laps = [(sample.step, started)]  # the first of successive steps of the same cost, and when it began
-        keep_at = started + self._keep_every_s
+        keep_at, now = started + self._keep_every_s, started
         index = first = sample.step
         _, stop = sample.steps_of(self.rank)
         try:
@@ -174,10 +175,11 @@ class UnitLoop:
                     if index > first and costs[index] != costs[index - 1]:
                         self._synchronize()
                         laps.append((index, time.perf_counter()))
-                    if costs[index] and time.perf_counter() >= keep_at:
-                        keep_at += self._keep_every_s
+                    now, before = time.perf_counter(), now
+                    if costs[index] and (now >= keep_at or now - before >= LONG_STEP_S):
+                        keep_at = now + self._keep_every_s
                         # A copy: the next step may compute in place.
-                        seconds = time.perf_counter() - started
+                        seconds = now - started
                         copied = {name: tensor.clone() for name, tensor in changed.items()}
                         self._checkpointer.save(self._advanced(sample, index, state | copied, seconds))
                     self._monitor.step(sample, index)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import SampleError
+from svdq.pipeline.loop import work
 from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.resolved_model import Timings
 from svdq.pipeline.models.simulated import SimulatedModel
@@ -268,6 +269,15 @@ def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
     # Each as it was, whatever the steps after it did to their latents.
     assert [int(sample.tensors["latents"].max()) for sample in group.checkpointer.samples[1:]] == [1, 2, 3, 4, 5]
     assert [sum(steps for _, steps, _ in sample.stages) for sample in group.checkpointer.samples] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_sample_is_kept_between_steps_that_are_long(monkeypatch) -> None:
+    monkeypatch.setattr(work, "LONG_STEP_S", 0.03)
+    for step_ms, kept in ((50, [1, 2, 3, 4, 5]), (1, [5])):
+        model = SimulatedModel(Timings(step_ms=step_ms), Role.of_rank(0), torch.device("cpu"))
+        group = Alone(model, [request(1)])
+        group.stage.run()
+        assert [sample.step for sample in group.checkpointer.samples] == kept
 
 
 def test_a_sample_is_kept_before_computed_steps_only() -> None:
