@@ -137,6 +137,8 @@ def _group_title(group: GroupStatus, num_jobs: int) -> Line:
             title.append((f", {intake.failed:,} failed", "red"))
         if intake.draining:
             title.append(("  takes no more jobs", "yellow"))
+    if group.rest is not None:
+        title.append((f"  {group.rest}", ""))
     return (*title, (printable(f"  {first.notice or first.model}"), "dim"))
 
 
@@ -155,6 +157,8 @@ def _rank_table(group: GroupStatus, names: Mapping[str, str], is_ascii: bool) ->
             job = _cell(rank.loading_text, "dim")
         elif rank.activity == "waiting":
             job = _cell("waits for storage", "yellow")
+        elif rank.rest is not None:
+            job = _cell(rank.activity, "dim")
         else:
             job = _cell("idle", "dim")
         step = "" if rank.job_id is None else f"{rank.step}/{rank.steps}"

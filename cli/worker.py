@@ -87,6 +87,12 @@ class WorkerCommand(SectionedCommand):
     help="Stop then, such as 06:00 or +8h; videos that are not done continue later.",
 )
 @click.option(
+    "--on-demand",
+    metavar="DURATION",
+    help="End the ranks, which frees their GPUs, after so long without a job, such as 10m, and start them again when "
+    "there is one (SVDQ_ON_DEMAND). A burst ends instead.",
+)
+@click.option(
     "--memory-limit",
     metavar="SIZE",
     help="Memory for a rank's weights and activations, such as 24GB; videos that need more are refused "
@@ -121,6 +127,7 @@ def worker(
     storage: str | None,
     memory_limit: str | None,
     weights: str | None,
+    on_demand: str | None,
     report: Path | None,
     notify: tuple[str, ...],
     **options: Any,
@@ -144,7 +151,7 @@ def worker(
     from svdq.worker.launcher.launcher import LaunchOptions
 
     flags = {"model": model, "redis_url": redis_url, "storage": storage, "weights": weights}
-    settings = load_settings(**flags, memory_limit=memory_limit, notify=notify or None)
+    settings = load_settings(**flags, memory_limit=memory_limit, on_demand=on_demand, notify=notify or None)
     given = {name: options.pop(name) for name in RankConfig.model_fields if name in options}
     rank = RankConfig(**given, weights=settings.weights)
     if settings.loras is not None and not settings.loras.is_dir():

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, fie
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_name import with_presets
+from svdq.producer.text import parse_duration
 
 ENV_PREFIX = "SVDQ_"
 MAX_OWNER = 64  # characters of the name of an owner
@@ -117,6 +118,15 @@ def _checked_webhook_secret(secret: str) -> str:
     return secret
 
 
+def checked_idle_time(text: str) -> str:
+    """Return a duration, or `off`; raises ValueError if it is neither."""
+    try:
+        _ = text == "off" or parse_duration(text, "")
+    except InputError as error:
+        raise ValueError("it must be a duration such as 10m, or off") from error
+    return text
+
+
 #: Settings that are secret as a whole, not in parts as a URL.
 SECRETS = ("serve_token", "notify", "webhook_url", "webhook_secret")
 
@@ -155,6 +165,9 @@ class Settings(BaseModel):
     weights: Literal["auto", "native", "stored", "made"] = "auto"
     #: Options of `svdq worker` as in a shell, such as `--experts rounds`; those that are typed win.
     worker_options: str = ""
+    #: How long the ranks of `svdq worker` wait for a job until they end and free their GPUs, such as 10m; the worker
+    #: starts them again when there is a job. None or off: they wait for ever.
+    on_demand: Annotated[str, AfterValidator(checked_idle_time)] | None = None
     #: Folder of the LoRAs that jobs may choose, such as ComfyUI's models/loras; None: there are none.
     loras: Annotated[Path, AfterValidator(absolute)] | None = None
     #: Template for the folder and name of videos below outputs/, for submissions that give none.
@@ -194,6 +207,13 @@ class Settings(BaseModel):
         """Make a relative folder absolute, since jobs outlive the process and its working folder."""
         folder = local_folder(storage)
         return storage if folder is None else str(absolute(folder))
+
+    @property
+    def on_demand_s(self) -> float | None:
+        """Seconds without a job after which ranks end until there is one; None: they do not."""
+        if self.on_demand in (None, "off"):
+            return None
+        return parse_duration(self.on_demand, "on_demand").total_seconds()
 
     def environment(self) -> dict[str, str]:
         """Return the variables with which a child process has these settings, flags included."""

@@ -83,6 +83,7 @@ class Rank:
         self._ending.callback(_exit_if_stopped, process.signals.stopping)
         self._tracer = Tracer(on=process.run.rank.record_trace)
         self._ending.callback(_write_trace, process, self._tracer)
+        self._ending.callback(self._leave_record)
         description = describe(topology, loaded.device, info)
         self._reporter = RankReporter(description, loaded.device)
         self._pictures = Pictures(self._connect(), description.group)
@@ -185,6 +186,7 @@ class Rank:
             logger.warning("Jobs with LoRAs wait: leave out --compile and --weights made, which fix weights.")
         options = IntakeOptions(
             burst=run.rank.burst,
+            idle_s=run.settings.on_demand_s,
             max_pixels=run.settings.max_pixels,
             complete=loaded.model.complete,
             embed=loaded.model.embed,
@@ -239,6 +241,16 @@ class Rank:
             upscaler=loaded.upscaler,
             keep_latents=settings.keep_latents,
         )
+
+    def _leave_record(self) -> None:
+        """Leave what the launcher needs while the ranks of its group rest."""
+        if (folder := self._process.run_dir) is None:
+            return
+        run_folder.write_record(
+            folder, self._process.topology.rank, self._reporter.gather(None, None, None).model_dump_json()
+        )
+        if self._intake is not None and (queues := self._intake.idled) is not None:
+            run_folder.write_idle(folder, queues)
 
     def _group_status(self, intake: Intake) -> IntakeStatus:
         stage = self._stage

@@ -64,13 +64,41 @@ def running_pids(folder: Path) -> dict[int, int]:
 
 
 def write_ready(folder: Path, restart_count: int) -> None:
-    """Record that the group is ready for jobs."""
+    """Record that the group is ready for jobs; -1: that it was ready before its present start."""
+    (folder / "idle").unlink(missing_ok=True)
     _write(folder / "ready", str(restart_count))
 
 
 def last_ready(folder: Path) -> int | None:
     """Return the restart after which the group was ready for jobs last, 0 for its start; None if it never was."""
     return _number(folder / "ready") if (folder / "ready").exists() else None
+
+
+def ready_at(folder: Path) -> float:
+    """Return when the group was ready for jobs last, in seconds since the epoch."""
+    return (folder / "ready").stat().st_mtime
+
+
+def write_idle(folder: Path, queues: Sequence[str]) -> None:
+    """Record that the ranks end because they had nothing to do; `queues` are those that they took jobs from."""
+    _write(folder / "idle", json.dumps(queues))
+
+
+def read_idle(folder: Path) -> list[str] | None:
+    """Return the queues of a group whose ranks ended because they had nothing to do; None if that is not why."""
+    path = folder / "idle"
+    return [str(name) for name in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else None
+
+
+def write_record(folder: Path, rank: int, record: str) -> None:
+    """Write the last status of a rank, JSON, at its end."""
+    _write(folder / f"rank{rank}.record", record)
+
+
+def read_records(folder: Path) -> list[str]:
+    """Return the last status of each rank, the first rank first."""
+    paths = sorted(folder.glob("rank*.record"), key=lambda path: int(path.stem.removeprefix("rank")))
+    return [path.read_text(encoding="utf-8") for path in paths]
 
 
 def write_restart(folder: Path, restart_count: int) -> None:

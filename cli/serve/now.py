@@ -201,6 +201,8 @@ def _rank(name: str, rank: RankStatus | None, snapshot: Snapshot) -> dict[str, A
         job = rank.loading_text
     elif rank.activity == "waiting":
         job = "waits for the disk"
+    elif rank.rest is not None:
+        job = rank.activity
     return {"name": name, "job": job, "step": step, "busy": round(rank.busy_share * 100)}
 
 

@@ -154,7 +154,7 @@ def estimate_all(
     written_s = _written_s(len(found) + waiting.num_jobs, takers.groups)
     total_s = max(begun_s + waiting.num_jobs * takers.interval_s, written_s) + write_s
     alone_s = takers.alone_s(waiting.sample[-1]) if waiting.sample else None
-    eta_s = max(total_s, alone_s or 0.0, waiting.end_s, *(end.eta_s or 0.0 for end in ends))
+    eta_s = max(takers.start_s + max(total_s, alone_s or 0.0), waiting.end_s, *(end.eta_s or 0.0 for end in ends))
     return Estimate(eta_s=eta_s, reason=caveat or takers.caveat)
 
 
@@ -220,6 +220,8 @@ class _Takers:
         self._at_once = max((intake.round_size for intake in rounds), default=0)
         self._num_taken = sum(max(0, len(intake.in_flight) - len(intake.places)) for intake in rounds)
         self._round_s = min(map(_rest_s, self.groups), default=0.0)
+        #: Seconds until one of them can begin a job, if their ranks have ended until there is one.
+        self.start_s = min((group.start_s for group in self.groups), default=0.0)
 
     def alone_s(self, parameters: Parameters) -> float | None:
         """Return the seconds that a video takes alone; None if they are not known."""
@@ -235,11 +237,11 @@ class _Takers:
             return None
         if self._at_once:  # the jobs of a round end together
             num_rounds = (self._num_taken + num_before) // self._at_once + 1
-            return self._round_s + (num_rounds * self._at_once - 1) * self.interval_s + own_s
+            return self.start_s + self._round_s + (num_rounds * self._at_once - 1) * self.interval_s + own_s
         # max(W, N W/K), with the jobs in flight.
         names = {group.name for group in self.groups}
         begun_s = sum(rest_s for name, rest_s in rests if name in names) / self.num_ranks
-        return max(own_s, begun_s + (num_before + 1) * self.interval_s)
+        return self.start_s + max(own_s, begun_s + (num_before + 1) * self.interval_s)
 
 
 def _costs_by_group(groups: Sequence[GroupStatus]) -> dict[str, GroupCosts]:

@@ -21,7 +21,7 @@ MAX_RANKS = 4096
 Whole = Annotated[int, Field(ge=0, lt=2**63)]  # arithmetic with floats fails on larger ones
 Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]  # seconds since the epoch
 
-Activity = Literal["idle", "loading", "denoising", "decoding", "waiting"]
+Activity = Literal["idle", "loading", "denoising", "decoding", "waiting", "asleep", "starting"]
 
 
 class Condition(Record):
@@ -70,6 +70,20 @@ class IntakeStatus(Record):
     failed_gpus: Mapping[str, str] = {}  # GPUs that have failed and were left out, each with the reason, a clause
 
 
+class Rest(Record):
+    """Why a group has no ranks at present, or none that are ready; its launcher writes their records then."""
+
+    reason: Literal["idle", "starting"]
+    since: Moment
+    start_s: Seconds | None = None  # seconds until its ranks could be ready; None until they have been
+
+    def __str__(self) -> str:
+        return _RESTS[self.reason]
+
+
+_RESTS = {"idle": "asleep until there is a job", "starting": "starts for a job"}
+
+
 class RankStatus(Record):
     """The latest status of one rank."""
 
@@ -115,6 +129,7 @@ class RankStatus(Record):
     write_s: Seconds | None = None
     num_writers: int = Field(default=1, ge=1, le=MAX_RANKS)
     intake: IntakeStatus | None = None
+    rest: Rest | None = Field(default=None, exclude_if=not_)
 
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object."""
@@ -123,6 +138,7 @@ class RankStatus(Record):
             "at": iso_of(self.at),
             "conditions": [condition.as_json() for condition in self.conditions],
             "defaults": self.facts.get("defaults", {}),
+            **({} if self.rest is None else {"rest": {**self.rest.model_dump(), "since": iso_of(self.rest.since)}}),
         }
 
     @property
@@ -168,6 +184,16 @@ class GroupStatus:
     def intake(self) -> IntakeStatus | None:
         """The report of rank 0; None without rank 0."""
         return self.ranks[0].intake
+
+    @property
+    def rest(self) -> Rest | None:
+        """Why it has no ranks at present; None while it has."""
+        return self.ranks[0].rest
+
+    @property
+    def start_s(self) -> float:
+        """The seconds until it can begin a job, as far as they are known: 0 while it has ranks."""
+        return self.rest.start_s or 0.0 if self.rest is not None else 0.0
 
     @property
     def write_s(self) -> float:

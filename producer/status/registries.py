@@ -248,10 +248,11 @@ def read_workers() -> Read[tuple[list[WorkerView], WorkerState]]:
         make_database_id(pipeline)
         pipeline.time()
         pipeline.zrange(keys.STARTING, -1, -1, withscores=True)
+        pipeline.zrange(keys.RANKS, -1, -1, withscores=True)
         pipeline.smembers(Worker.redis_workers_keys)
 
     written, *answers = yield put
-    (now, _), last, members = checked(answers)
+    (now, _), last, last_record, members = checked(answers)
     names = sorted(name.decode(errors="backslashreplace") for name in members)
     records = yield lambda pipeline: [pipeline.hgetall(name) for name in names]
     views = []
@@ -263,5 +264,7 @@ def read_workers() -> Read[tuple[list[WorkerView], WorkerState]]:
         return views, "running"
     if any(expires_at >= now for _, expires_at in last):
         return views, "starting"
+    if any(written_at + keys.RANK_TTL_S > now for _, written_at in last_record):
+        return views, "running"  # its ranks have ended until there is a job: its launcher writes their records
     is_refused = isinstance(written, redis.ResponseError) and not isinstance(written, NoPermissionError)
     return views, "unknown" if is_refused else "none"

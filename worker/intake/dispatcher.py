@@ -70,6 +70,8 @@ class Dispatcher:
         self._alone = ""  # id of the last job that had to run alone
         self._ended = False  # whether the end of all requests is queued for the stage
         self._was_paused = False
+        self._idle_since: float | None = None  # when the queue was first found empty, with nothing in flight
+        self.has_idled = False  # whether the group ends because it had nothing to do for long
 
     def wanted(self, period_s: float) -> None:
         """Note how long the stage has had a job when it wants the next one; from any thread."""
@@ -127,8 +129,18 @@ class Dispatcher:
         is_empty = number > 0 and not jobs and not self._reporter.active
         if is_empty and self._options.burst and not self._more_will_come():
             self.draining.set()
+        self._idle_since = (self._idle_since or time.monotonic()) if is_empty else None
+        if self._has_idled():
+            self.has_idled = True
+            self.draining.set()
         if not any(active.is_suspect for active in jobs) and not self._is_alone():
             self._prefetch(popped.next)
+
+    def _has_idled(self) -> bool:
+        """Whether the ranks are to end for now; not while failures have paused the group, which ends with them."""
+        if self._options.idle_s is None or self._options.burst or self._idle_since is None:
+            return False
+        return time.monotonic() - self._idle_since >= self._options.idle_s and not self._worker.has_paused()
 
     def close(self) -> None:
         """Stop preparing jobs."""

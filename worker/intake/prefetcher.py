@@ -43,6 +43,7 @@ class IntakeOptions:
 
     memory: MemoryPlan  # decides which videos fit into memory
     burst: bool = False  # end when the queue is empty
+    idle_s: float | None = None  # seconds without a job after which the ranks end, to be started again; None: never
     max_pixels: int = 100_000_000  # largest number of pixels of a photo
     #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters

@@ -166,6 +166,11 @@ class Intake(Source):
         """Why no video can be started at present; None when it can."""
         return self._prefetcher.condition
 
+    @property
+    def idled(self) -> list[str] | None:
+        """The queues of the group if it ends because it had nothing to do for long; else None."""
+        return [queue.name for queue in self._worker.queues] if self._dispatcher.has_idled else None
+
     def ended(self, report: Report) -> None:
         self._reporter.add(report)
 

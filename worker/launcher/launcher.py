@@ -32,6 +32,7 @@ from svdq.producer.text import count, parse_future
 from svdq.worker import run_folder
 from svdq.worker.config import RankConfig, RunConfig, check_ranks, free_host_bytes
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
+from svdq.worker.launcher.resting import resting_groups
 from svdq.worker.launcher.torchrun import GroupProcess
 from svdq.worker.outages import connect
 
@@ -98,6 +99,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
         # Before any rank starts, so that a port that is taken is reported at once.
         _endpoint(settings, options, groups),
         starting_record(settings, model, lambda: bool(groups) and all(group.is_ready for group in groups)),
+        resting_groups(settings, model, groups),
     ):
         started = count(ranks, "rank")
         if options.groups > 1:

@@ -7,6 +7,7 @@ failed, a new torchrun starts fewer ranks.
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import psutil
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.producer.keys import DAY_S
 from svdq.producer.processes import die_with_parent
+from svdq.producer.status.ranks import Rest
 from svdq.producer.text import count
 from svdq.worker import run_folder
 from svdq.worker.config import RunConfig, private_environment, write_config
@@ -74,6 +76,11 @@ class GroupProcess:
         self._sent: set[tuple[int, signal.Signals]] = set()
         self._last_signal: signal.Signals | None = None
         self._environment = environment(config, on_gpus=devices is not None)
+        self._num_starts = 0
+        self._started_at = 0.0  # seconds since the epoch
+        #: Why it has no ranks that are ready, while its launcher writes their records; None: they do.
+        self.rest: Rest | None = None
+        self.is_wanted = False  # set by another thread when it is to start its ranks again
         folder.mkdir()
         self._start()
 
@@ -84,9 +91,14 @@ class GroupProcess:
 
     def _start(self) -> None:
         # torchrun cannot use the rendezvous of another one.
-        self.run_dir = self._folder / str(self.num_failed_gpus)
+        self.run_dir = self._folder / str(self._num_starts)
         self.run_dir.mkdir()
+        self._num_starts += 1
+        self._started_at = time.time()
+        self._tested = self._seen_restarts = self._failed_starts = 0
         write_config(self.run_dir, self._config)
+        if self.rest is not None:
+            run_folder.write_ready(self.run_dir, -1)  # so that ranks which cannot start now try again
         if self._devices is not None:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
         command = [sys.executable, "-u", "-m", "svdq.worker.agent", "--nproc-per-node", str(self.num_ranks)]
@@ -105,7 +117,18 @@ class GroupProcess:
         )
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs; kill it and raise an SvdqError if a rank or all GPUs failed."""
+        """Return the exit code, None while it runs or rests; start ranks that are wanted again.
+
+        Kills it and raises an SvdqError if a rank or all GPUs failed.
+        """
+        if self.is_resting:
+            if self._last_signal is not None:
+                return 0
+            if self.is_wanted:
+                self._wake()
+            return None
+        if self.rest is not None and not self.is_starting:
+            self.rest = None
         error = run_folder.read_error(self.run_dir)
         if error is not None:
             self.kill()
@@ -114,7 +137,24 @@ class GroupProcess:
         code = self._process.poll()
         if code is None and self._last_signal is not signal.SIGTERM:
             self._test_gpus()
+        if code == 0 and self._last_signal is None and run_folder.read_idle(self.run_dir) is not None:
+            self._lie_down()
+            return None
         return code
+
+    def _lie_down(self) -> None:
+        start_s = max(0.0, run_folder.ready_at(self.run_dir) - self._started_at)
+        self.rest = Rest(reason="idle", since=time.time(), start_s=start_s)
+        logger.info("The ranks had nothing to do and have ended; they start again when there is a job.")
+
+    def _wake(self) -> None:
+        assert self.rest is not None
+        logger.info("There is a job; starting the ranks again.")
+        self.is_wanted = False
+        self.rest = self.rest.model_copy(update={"reason": "starting", "since": time.time()})
+        ended = self.run_dir
+        self._start()
+        shutil.rmtree(ended, ignore_errors=True)
 
     def _count_starts(self) -> None:
         """Kill the group and raise an SvdqError if it has failed to start again and again."""
@@ -176,11 +216,15 @@ class GroupProcess:
             raise UnavailableError(f"No GPU is left. {self._failures()}")
         left = count(self.num_ranks, "rank")
         logger.error("%s The group goes on with %s; the next worker tries all again.", self._failures(), left)
-        self._tested = self._seen_restarts = self._failed_starts = 0
         self._start()
 
     def _failures(self) -> str:
         return " ".join(f"{name} has failed ({reason})." for name, reason in self._config.rank.failed_gpus.items())
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it has no processes, and waits."""
+        return self.rest is not None and self.rest.reason != "starting"
 
     @property
     def is_running(self) -> bool:

@@ -272,6 +272,10 @@ class GroupWorker(RqWorker):
         """Take no more jobs until the user runs `svdq resume`."""
         self.connection.hset(keys.PAUSES, self.pause_field, reason)
 
+    def has_paused(self) -> bool:
+        """Whether this group has paused itself."""
+        return bool(self.connection.hexists(keys.PAUSES, self.pause_field))
+
     def return_to_queue(self, active_jobs: Iterable[ActiveJob]) -> None:
         """Return jobs to the front of their queues, in their old order, without spending retries."""
         for active in sorted(active_jobs, key=lambda active: active.execution.created_at, reverse=True):

@@ -21,6 +21,7 @@ from svdq.producer.status.ranks import (
     GroupStatus,
     IntakeStatus,
     RankStatus,
+    Rest,
     RoundPlace,
 )
 from svdq.worker.cards import Cards
@@ -60,6 +61,19 @@ def eta(view: JobView, *groups: GroupStatus, before: Backlog | None = None) -> E
 def test_a_job_in_flight_has_its_steps_and_the_decode_before_it() -> None:
     assert eta(started("a", 3), group(in_flight=("a",))).eta_s == pytest.approx(5 * STEP_S + 2.0)
     assert eta(started("a", 8), group(in_flight=("a",))).eta_s == pytest.approx(2.0)
+
+
+def test_a_group_that_is_asleep_starts_first() -> None:
+    awake = group()
+    rest = Rest(reason="idle", since=1.0, start_s=30.0)
+    asleep = replace(awake, ranks=tuple(each.model_copy(update={"rest": rest}) for each in awake.ranks))
+    view = JobView(id="q", status="queued", steps=8, parameters=PARAMETERS)
+    awake_s, asleep_s = (eta(view, each, before=waiting(1)).eta_s for each in (awake, asleep))
+    assert awake_s is not None
+    assert asleep_s == pytest.approx(awake_s + 30.0)
+    whole_s, later_s = (estimate_all([], waiting(2), [each], ()).eta_s for each in (awake, asleep))
+    assert whole_s is not None
+    assert later_s == pytest.approx(whole_s + 30.0)
 
 
 #: A group of two ranks with a model file of Wan in 4 steps without guidance, which its jobs leave open.
