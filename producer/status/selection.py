@@ -1,7 +1,7 @@
 """Selects jobs: by prefixes of their ids, or by status, name and age."""
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
@@ -133,15 +133,23 @@ def place_of(connection: redis.Redis, job_id: str) -> Place | None:
 
 
 def read_page(
-    connection: redis.Redis, limit: int, after: Place | None = None, *, newest_first: bool = True
+    connection: redis.Redis,
+    limit: int,
+    after: Place | None = None,
+    *,
+    newest_first: bool = True,
+    owners: Collection[str] = (),
 ) -> tuple[list[JobView], bool, Place | None]:
-    """Read the jobs after a place, whether there are more, and the place of the last one."""
+    """Read the jobs after a place, of some owners or of all, whether there are more, and the place of the last one."""
     window = WINDOW
     while True:
         job_ids = newest_ids(connection, window, oldest=not newest_first)
         places = sorted(_places(connection, job_ids), reverse=newest_first)
         if after is not None:
             places = [place for place in places if (place < after if newest_first else place > after)]
+        if owners:
+            found = owners_of(connection, [job_id for _, job_id in places])
+            places = [place for place, owner in zip(places, found, strict=True) if owner in owners]
         # Each queue and status gives as many ids as there are, up to the window.
         if len(places) > limit or len(job_ids) < window:
             views = view_many(connection, [job_id for _, job_id in places[:limit]])
