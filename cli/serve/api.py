@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from svdq.cli.serve.api_errors import ApiError, Json, RedisAwayError, no_such_video, no_token
 from svdq.cli.serve.backend import draft_of
+from svdq.cli.serve.bodies import Form
 from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PROMPTS, model_in, read_request
 from svdq.cli.serve.now import estimate_views
@@ -100,12 +101,12 @@ async def queue(request: Request) -> Response:
 
 async def list_models(request: Request) -> Response:
     """List the models that render videos now."""
-    return Json({"object": "list", "data": [_model(name) for name in await _models(request)]})
+    return Json({"object": "list", "data": [_model(name) for name in await models_of(request)]})
 
 
 async def retrieve_model(request: Request) -> Response:
     """Describe a model that renders videos now, by its full name or the last part of it."""
-    names = await _models(request)
+    names = await models_of(request)
     return Json(_model(_find_model(request.path_params["model_id"], names, HTTPStatus.NOT_FOUND)))
 
 
@@ -148,12 +149,16 @@ async def _wait(request: Request, video_id: str) -> JobView:
 
 
 async def _create(request: Request) -> tuple[Submission, JobView, JobSpec]:
+    return await create_from(request, await request.app.state.reader.read(request))
+
+
+async def create_from(request: Request, form: Form) -> tuple[Submission, JobView, JobSpec]:
+    """Store the photo of a form, which is closed, and enqueue its video, or find it; raises as `Backend.create`."""
     backend = request.app.state.backend
-    form = await request.app.state.reader.read(request)
     try:
         last_photo = form.files.get(LAST_PHOTO)
         base = Draft(last_image=ANY_PHOTO) if last_photo else None
-        spec = _for_key(request, await _read_fields(request, form.fields, base))
+        spec = _for_key(request, await read_fields(request, form.fields, base))
         if PHOTO not in form.files:
             message = f"The photo is missing; send it as the file {PHOTO}, or as a data URL."
             raise ApiError(400, message, param=PHOTO, code="missing_parameter")
@@ -164,9 +169,10 @@ async def _create(request: Request) -> tuple[Submission, JobView, JobSpec]:
     return submission, view, spec
 
 
-async def _read_fields(request: Request, fields: Sequence[tuple[str, Any]], base: Draft | None = None) -> JobSpec:
+async def read_fields(request: Request, fields: Sequence[tuple[str, Any]], base: Draft | None = None) -> JobSpec:
+    """Read the fields of a request, for the model that will probably make the video; raises ApiError."""
     backend = request.app.state.backend
-    wanted, names = model_in(fields), await _models(request)
+    wanted, names = model_in(fields), await models_of(request)
     # Of a model that runs alone, the job is the same as without its name.
     stem = model_stem(wanted) if wanted and len(names) > 1 else None
     model, now = await backend.read(
@@ -207,14 +213,14 @@ async def list_videos(request: Request) -> Response:
     # At once: Redis may be far away.
     (views, has_more), _ = await asyncio.gather(request.app.state.backend.read(read), request.app.state.snapshots.get())
     first, last = (views[0].id, views[-1].id) if views else (None, None)
-    data = await _describe(request, views)
+    data = await describe(request, views)
     return Json({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more})
 
 
 async def retrieve_video(request: Request) -> Response:
     """Describe a video, and say when to ask again."""
     view = await _find(request)
-    [video] = await _describe(request, [view])
+    [video] = await describe(request, [view])
     return _polled(view, video)
 
 
@@ -227,12 +233,12 @@ def _polled(view: JobView, video: Video) -> Response:
     return Json(video, headers={"Openai-Poll-After-Ms": str(poll_ms)})
 
 
-async def _describe(request: Request, views: Sequence[JobView]) -> list[Video]:
+async def describe(request: Request, views: Sequence[JobView]) -> list[Video]:
     """Return the objects of videos, with estimates."""
     state = request.app.state
     snapshot: Snapshot = await state.snapshots.get()
     estimates = await state.backend.read(lambda connection: estimate_views(connection, views, snapshot))
-    [model, *_] = await _models(request)
+    [model, *_] = await models_of(request)
     return [video_object(view, estimates.get(view.id, Estimate()), model) for view in views]
 
 
@@ -261,10 +267,14 @@ async def video_content(request: Request) -> Response:
 async def remix_video(request: Request) -> Response:
     """Enqueue another video of the same photo, with a new seed and the parameters that are given."""
     view = await _find(request)
-    form = await request.app.state.reader.read(request)
+    return await _answer(request, *await remix_from(request, view, await request.app.state.reader.read(request)))
+
+
+async def remix_from(request: Request, view: JobView, form: Form) -> tuple[Submission, JobView, JobSpec]:
+    """Enqueue another video of the photos of one, with the fields of a form; raises as `create_from`."""
     form.close()
     base = replace(draft_of(view), seed=None)
-    spec = _for_key(request, await _read_fields(request, form.fields, base), view.id)
+    spec = _for_key(request, await read_fields(request, form.fields, base), view.id)
     if form.files:
         raise ApiError(400, "A remix has the photos of its video; leave photos out.", param=next(iter(form.files)))
     [draft] = spec.drafts
@@ -272,7 +282,7 @@ async def remix_video(request: Request) -> Response:
         draft = replace(draft, seed=secrets.randbits(SEED_BITS))
     spec = replace(spec, drafts=(draft,), notes=(*spec.notes, ("remixed_from", view.id)))
     submission, made = await _submit(request, lambda: request.app.state.backend.create_again(view, spec))
-    return await _answer(request, submission, made, spec)
+    return submission, made, spec
 
 
 def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
@@ -302,6 +312,11 @@ async def _submit(
 
 
 async def _answer(request: Request, submission: Submission, view: JobView, spec: JobSpec) -> Response:
+    return _polled(view, await describe_made(request, submission, view, spec))
+
+
+async def describe_made(request: Request, submission: Submission, view: JobView, spec: JobSpec) -> Video:
+    """Return the object of a video that a request has made or found, with what it has to say about the request."""
     notices = [spec.notice]
     if submission.warning:
         notices.append(f"{submission.warning[0].upper()}{submission.warning[1:]}.")
@@ -312,16 +327,19 @@ async def _answer(request: Request, submission: Submission, view: JobView, spec:
             notices.append("The video existed already, so this prompt was not recorded.")
         others = {name: text for name, text in view.notes.items() if name not in PROMPTS}
         view = replace(view, notes=others | texts)
-    [video] = await _describe(request, [view])
+    [video] = await describe(request, [view])
     own = video["svdq"]
     own["existing"] = not submission.is_new
     own["notice"] = " ".join(filter(None, [own["notice"], *notices])) or None
-    return _polled(view, video)
+    return video
 
 
 async def _find(request: Request) -> JobView:
-    """Return the video of the path; raises ApiError if there is none, or it is being deleted."""
-    video_id = request.path_params["video_id"]
+    return await find_video(request, request.path_params["video_id"])
+
+
+async def find_video(request: Request, video_id: str) -> JobView:
+    """Return a video; raises ApiError if there is none, or it is being deleted."""
     if not JOB_ID.fullmatch(video_id) or video_id in request.app.state.backend.removals:
         raise no_such_video(video_id)
     return await _view(request, video_id)
@@ -335,7 +353,7 @@ async def _view(request: Request, video_id: str) -> JobView:
     return views[0]
 
 
-async def _models(request: Request) -> list[str]:
+async def models_of(request: Request) -> list[str]:
     """Return the full names of the models that render jobs now; without workers, the configured one."""
     snapshot = await request.app.state.snapshots.get()
     running = dict.fromkeys(rank.model for group in snapshot.groups for rank in group.ranks)

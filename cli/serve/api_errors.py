@@ -109,6 +109,11 @@ ANSWERED: tuple[type[Exception], ...] = (ApiError, SvdqError, HTTPException, Cli
 
 def answer_error(request: Request, error: Exception) -> Response:
     """Answer any exception of a view; foreign ones are logged."""
+    return as_api_error(request, error).response()
+
+
+def as_api_error(request: Request, error: Exception) -> ApiError:
+    """Return the error that any exception of a view is answered with; foreign ones are logged."""
     if isinstance(error, ClientDisconnect):
         error = ApiError(400, "The client has gone.", code="bad_request")  # nobody reads it
     elif isinstance(error, HTTPException):
@@ -130,4 +135,4 @@ def answer_error(request: Request, error: Exception) -> Response:
     elif not isinstance(error, ApiError):
         logger.error("%s %s failed:", request.method, request.url.path)  # uvicorn logs the traceback
         error = ApiError(500, "The server has failed; the log of `svdq serve` has the reason.", code="internal_error")
-    return error.response()
+    return error

@@ -104,7 +104,7 @@ class FormReader:
                 file.write(chunk)
             file.seek(0)
             async with self._parsing:
-                return await asyncio.to_thread(lambda: _with_photo(parse(file.read())))
+                return await asyncio.to_thread(lambda: with_photos(parse(file.read())))
 
 
 async def _read_multipart(request: Request) -> Form:
@@ -118,7 +118,7 @@ async def _read_multipart(request: Request) -> Form:
     try:
         parts = await parser.parse()
         try:
-            return await asyncio.to_thread(lambda: _with_photo(_form_of(parts)))
+            return await asyncio.to_thread(lambda: with_photos(_form_of(parts)))
         except ApiError:
             await parts.close()
             raise
@@ -217,7 +217,7 @@ def _parse_json(data: bytes) -> Form:
     return Form(fields=list(document.items()))
 
 
-def _with_photo(form: Form) -> Form:
+def with_photos(form: Form) -> Form:
     """Merge the fields of a form; photos go to disk. Raises ApiError if a field cannot be read or is there twice."""
     try:
         form.fields, *urls = flatten(form.fields)

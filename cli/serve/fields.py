@@ -225,12 +225,17 @@ def _parsed(name: str, value: Any) -> Any:
 
 def parse_json(data: bytes) -> Any:
     """Parse JSON; raises ValueError also for too many values, which take thirty times the memory of their text."""
-    if sum(map(data.count, (b"[", b"{", b","))) > MAX_JSON_VALUES:  # none of which is in a photo as a data URL
-        raise ValueError(f"it has more than {MAX_JSON_VALUES:,} values")
+    check_num_values(data)
     try:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError("its values are too deep in each other") from error
+
+
+def check_num_values(data: bytes) -> None:
+    """Raise ValueError for JSON with too many values."""
+    if sum(map(data.count, (b"[", b"{", b","))) > MAX_JSON_VALUES:  # none of which is in a photo as a data URL
+        raise ValueError(f"it has more than {MAX_JSON_VALUES:,} values")
 
 
 def _take_nearest_size(fields: dict[str, Any], multiple: int) -> str:

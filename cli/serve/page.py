@@ -168,20 +168,20 @@ async def index(request: Request) -> Response:
         "system_folders": sorted(SYSTEM_FOLDERS),
         "output": state.backend.settings.output,
         "several_owners": several_owners,
-        "owner": _mine(request)[0],
+        "owner": mine_of(request)[0],
         "whose": "mine" if request.state.owner else "everybody",
     }
     return templates.TemplateResponse(request, "index.html", given)
 
 
-def _mine(request: Request) -> tuple[str, str]:
+def mine_of(request: Request) -> tuple[str, str]:
     """Return the owners whose videos are the visitor's: videos without an owner are everybody's."""
     return request.state.owner or request.app.state.backend.settings.owner, ""
 
 
 def _wanted_owners(request: Request) -> tuple[str, ...]:
     """Return the owners that a list is asked for; () for all."""
-    return _mine(request) if request.query_params.get("whose") == "mine" else ()
+    return mine_of(request) if request.query_params.get("whose") == "mine" else ()
 
 
 async def login(request: Request) -> Response:
@@ -344,7 +344,7 @@ def _ids_of(connection: redis.Redis, statuses: Sequence[str], owners: Sequence[s
 
 async def others(request: Request) -> Response:
     """Answer how many videos of other owners wait: a pause is for them, too."""
-    mine = _mine(request)
+    mine = mine_of(request)
 
     def count(connection: redis.Redis) -> int:
         owners = owners_of(connection, newest_ids(connection, statuses=job_control.WAITING))
@@ -385,7 +385,7 @@ async def act(request: Request) -> Response:
     elif asked.action == "upscale":
         problems = await backend.upscale(asked.ids, request.state.owner)
     else:
-        problems = await backend.write(lambda connection: _named(connection, _act(connection, asked, _mine(request))))
+        problems = await backend.write(lambda connection: _named(connection, _act(connection, asked, mine_of(request))))
     await request.app.state.snapshots.forget()
     await request.app.state.page_states.forget()
     return Json({"problems": problems})
