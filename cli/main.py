@@ -27,6 +27,7 @@ SECTIONS = {
         "watch": ("svdq.cli.watch:watch", "Submit photos as they are dropped into a folder."),
         "worker": ("svdq.cli.worker:worker", "Start a group of ranks that renders queued jobs."),
         "serve": ("svdq.cli.serve.command:serve", "Serve a web page and the /v1/videos API."),
+        "mcp": ("svdq.cli.mcp:mcp", "Serve agents by the Model Context Protocol."),
     },
     "Follow jobs": {
         "status": ("svdq.cli.jobs:status", "Show queues, workers and jobs in flight, or single jobs."),

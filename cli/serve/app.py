@@ -13,16 +13,18 @@ import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from svdq.cli.main import StopSignals
-from svdq.cli.serve import api, page
+from svdq.cli.serve import api, mcp_endpoint, page
 from svdq.cli.serve.access import Access, ServeOptions
 from svdq.cli.serve.api_errors import ANSWERED, answer_error
 from svdq.cli.serve.backend import Backend, Shared
 from svdq.cli.serve.bodies import FormReader
 from svdq.cli.serve.content import Content
+from svdq.cli.serve.mcp_endpoint import McpEndpoint
 from svdq.cli.serve.now import read_state
 from svdq.cli.serve.review import StoredVideos
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
@@ -51,7 +53,7 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
         return await backend.read(lambda connection: read_state(connection, *state))
 
     app = Starlette(
-        routes=[*api.routes(), *page.routes()],
+        routes=[*api.routes(), Route(mcp_endpoint.PATH, McpEndpoint()), *page.routes()],
         middleware=[Middleware(Access, options=options)],
         exception_handlers=dict.fromkeys(ANSWERED, answer_error),
         lifespan=lifespan,
