@@ -37,6 +37,7 @@ class LocalFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._left: list[Path] = []  # temporary files and folders on a disk that was away when they were discarded
 
     def open(self, key: str) -> BinaryIO:
         """Open a file folder by folder, so that none can be replaced by a link between a check and its use."""
@@ -107,7 +108,7 @@ class LocalFiles:
             temporary.write_bytes(data)
             publish(temporary, self.folder / key)
         finally:
-            temporary.unlink(missing_ok=True)  # leave no partial file on a full disk
+            self.discard(temporary)  # leave no partial file on a full disk
 
     def publish(self, path: Path, key: str) -> None:
         """Move a file or folder of `temporary_path` to a key, replacing what exists."""
@@ -126,21 +127,28 @@ class LocalFiles:
         parent = key.rpartition("/")[0]
         if parent and self._status(parent) is None:
             return
-        with contextlib.suppress(FileNotFoundError):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        _remove(path)
 
     def temporary_path(self) -> Path:
         """Return an unused name, open to others unlike mkstemp's; raises OSError if only the reserve is left."""
         folder = self.folder / TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
+        left, self._left = self._left, []
+        for path in left:
+            self.discard(path)
         free = shutil.disk_usage(folder).free
         if free < reserve_bytes(folder):
             reason = f"{os.strerror(errno.ENOSPC)}: the last {free / 2**20:.1f} MiB of the disk are kept for the queue"
             raise OSError(errno.ENOSPC, reason, str(folder))
         return folder / temporary_name()
+
+    def discard(self, path: Path) -> None:
+        """Remove what is at a path of `temporary_path`; if its disk is not mounted, when the next path is asked for."""
+        with contextlib.suppress(OSError):
+            if path.parent.is_dir():
+                _remove(path)
+            else:
+                self._left.append(path)
 
 
 def reserve_bytes(folder: Path) -> int:
@@ -150,6 +158,14 @@ def reserve_bytes(folder: Path) -> int:
 
 def _info(key: str, status: os.stat_result) -> FileInfo:
     return FileInfo(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _unless_missing(error: OSError) -> None:

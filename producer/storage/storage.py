@@ -272,7 +272,10 @@ class Storage:
         try:
             yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            if isinstance(self._files, LocalFiles):
+                self._files.discard(path)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _mark(self) -> None:
         """Write the marker before the first file; continue without it if only subfolders are writable.

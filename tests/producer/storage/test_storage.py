@@ -102,6 +102,17 @@ def test_local_storage_leaves_nothing_behind(tmp_path: Path) -> None:
     assert storage.location("outputs/x.mp4") == str(tmp_path / "s/outputs/x.mp4")
 
 
+def test_what_is_written_when_its_disk_goes_away_is_removed_when_it_is_back(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "s"))
+    with storage.staging() as folder:
+        (folder / "half.mp4").write_bytes(b"half")
+        (tmp_path / "s").rename(tmp_path / "away")  # as when its disk is unmounted
+    (tmp_path / "away").rename(tmp_path / "s")
+    assert (folder / "half.mp4").exists()
+    storage.write_text("outputs/a.json", "{}")
+    assert list((tmp_path / "s/tmp").iterdir()) == []
+
+
 def test_a_folder_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "s"))
     storage.write_text("outputs/a.json", "{}")
