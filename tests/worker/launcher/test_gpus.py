@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,6 +22,7 @@ from svdq.worker.device import choose_device
 from svdq.worker.launcher.gpus import all_gpus, ask, lasting_names, probe, title, visible_gpus
 from tests.faults.arena import INJECTION
 from tests.waiting import wait_until
+from tests.worker.launcher.nvidia_smi import PutNvidiaSmi, nvidia_smi_of
 
 TWO = 'echo "GPU 0: RTX A5000 (UUID: GPU-a)"; echo "GPU 1: RTX A5000 (UUID: GPU-b)"'
 #: What it prints when one of three has fallen off the bus.
@@ -37,28 +38,6 @@ echo "  MIG 3g.20gb     Device  0: (UUID: MIG-1111)"
 echo "  MIG 3g.20gb     Device  1: (UUID: MIG-2222)"
 echo "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-b)"
 """
-
-PutNvidiaSmi = Callable[[str], Path]
-
-
-@pytest.fixture
-def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PutNvidiaSmi]:
-    """Put a script in place of nvidia-smi; returns the file with a line for each call."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-        monkeypatch.delenv(name, raising=False)
-
-    def put(script: str) -> Path:
-        program = folder / "nvidia-smi"
-        program.write_text(f'#!/bin/sh\necho "$@" >> {folder / "calls"}\n{script}\n')
-        program.chmod(0o755)
-        all_gpus.cache_clear()
-        return folder / "calls"
-
-    yield put
-    all_gpus.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -135,53 +114,34 @@ def test_only_the_gpus_that_ranks_will_see_decide_what_fits(put_nvidia_smi: PutN
     assert Cards.here() is None
 
 
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., int]]:
-    """Start a program that does nothing, in a folder, and return its process."""
-    found: list[subprocess.Popen[bytes]] = []
-
-    def start(folder: str, script: str) -> int:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / script).write_text("import time; time.sleep(600)")
-        found.append(subprocess.Popen([sys.executable, script], cwd=tmp_path / folder))
-        return found[-1].pid
-
-    yield start
-    for process in found:
-        process.kill()
-        process.wait()
-
-
 def test_the_program_that_holds_a_card_is_named(put_nvidia_smi: PutNvidiaSmi, started: Callable[..., int]) -> None:
     """ComfyUI keeps its models; a desktop's little memory and svdq's own ranks are not worth a word."""
     comfyui, other, own = started("ComfyUI", "main.py"), started("work", "train.py"), started("svdq", "svdq-rank.py")
-    apps = f"""
-echo "GPU-a, {comfyui}, 14336, /usr/bin/python3"
-echo "GPU-b, {other}, 2048, /usr/bin/python3"
-echo "GPU-b, {own}, 20480, /usr/bin/python3"
-echo "GPU-b, 1, 300, Xorg"
-echo "GPU-b, {other}, [N/A], /usr/bin/python3"
-"""
-    memory = 'echo "0, RTX 4090, 24564, 10000"; echo "1, RTX 4090, 24564, 2000"'
-    put_nvidia_smi(f'case "$*" in -L) {TWO};; *compute-apps*) {apps};; *) {memory};; esac')
+    python, ended = "/usr/bin/python3", 2**22 + 1  # above the largest process id of Linux
+    of_second: dict[int, tuple[object, str]] = {
+        other: (2048, python), own: (20480, python), 1: (300, "Xorg"), 2: ("N/A", "gnome-shell"),
+        ended: (3000, "C:\\Games\\game.exe"),
+    }  # fmt: skip
+    put_nvidia_smi(nvidia_smi_of((24564, 10000, {comfyui: (14336, python)}), (24564, 2000, of_second)))
     found = [(each.subject, each.text, each.advice) for each in doctor.check_machine() if each.level == "warn"]
     program = f"{Path(sys.executable).name} train.py"
-    assert found[:2] == [
+    assert found[:3] == [
         (
             "GPU 0",
             f"ComfyUI (process {comfyui}) holds 15.0 GB, and keeps its models there while it is idle",
             f'press its "Free model and node cache", or end it (`kill {comfyui}`)',
         ),
         ("GPU 1", f"{program} (process {other}) holds 2.1 GB", f"end it (`kill {other}`)"),
+        ("GPU 1", f"game.exe (process {ended}) holds 3.1 GB", f"end it (`kill {ended}`)"),
     ]
-    assert len([subject for subject, *_ in found if subject.startswith("GPU")]) == 2
+    assert len([subject for subject, *_ in found if subject.startswith("GPU")]) == 3
 
 
 def test_a_worker_names_it_when_it_starts(
     put_nvidia_smi: PutNvidiaSmi, started: Callable[..., int], caplog: pytest.LogCaptureFixture
 ) -> None:
     pid = started("ComfyUI", "main.py")
-    put_nvidia_smi(f'case "$*" in -L) {TWO};; *compute-apps*) echo "GPU-b, {pid}, 14336, python";; esac')
+    put_nvidia_smi(f"echo a warning >&2; {nvidia_smi_of((24564, 24000, {}), (24564, 10000, {pid: (14336, 'python')}))}")
     warn_of_other_programs()
     [said] = caplog.messages
     assert said.startswith(f"GPU 1: ComfyUI (process {pid}) holds 15.0 GB, and keeps its models there while it is idle")
