@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0  # seconds between two looks into an outbox without events that are due
 ANSWER_S = 10.0  # seconds that the receiver has for an answer
-SENDER_MS = 15_000  # after which another host sends; more than the receiver has for an answer
-CLOSE_S = 20.0  # seconds that the end of a run waits until the events are sent
+SENDER_MS = 15_000  # after which another host sends, unless this one has said again that it does
+RENEW_S = 4.0  # seconds between two times that it says so; less would write to the disk of an idle Redis more often
+CLOSE_S = 10.0  # seconds that the end of a run waits until the events are sent; systemd grants few more
 NUM_AT_ONCE = 8  # events that are sent at the same time, of different videos
 NUM_ALIKE = 3  # videos whose events are not accepted in a row before the receiver as a whole is tried less often
 LONGEST_DELAY_S = 300.0  # until an event is sent again: 1 s, doubling up to this
@@ -73,6 +74,7 @@ class Webhooks:
         self._close_s = close_s
         self._receiver = Receiver.of(settings)
         self._name = processes.worker_name()
+        self._renew_at_s = 0.0
         self._closing = threading.Event()
         self._set_aside: dict[str, tuple[int, float]] = {}  # by video: attempts of its next event, when it is due
         self._failing: set[str] = set()  # videos of the attempts since the last event that was accepted
@@ -114,9 +116,16 @@ class Webhooks:
         sender = lua.run(connection, "hold_outbox", names, self._name, gone, lasting_ms, keys.WEBHOOKS_TTL_S)
         return bool(sender == self._name.encode())
 
+    def _is_sender(self, connection: redis.Redis) -> bool:
+        """Return whether this host sends, until the receiver has answered."""
+        now_s = time.monotonic()
+        if now_s >= self._renew_at_s and self._hold(connection, SENDER_MS):
+            self._renew_at_s = now_s + RENEW_S
+        return now_s < self._renew_at_s
+
     def _send_some(self, connection: redis.Redis) -> float:
         """Send the next events; return the seconds to wait after that, 0 if more may be due."""
-        if not self._hold(connection, SENDER_MS):
+        if not self._is_sender(connection):
             return POLL_S
         assert self._receiver is not None
         events = self._due(connection, 1 if self._failing else NUM_AT_ONCE)
