@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from svdq.cli.formatting import echo
+from svdq.cli.worker_process import BESIDE_A_PAGE
 from svdq.pipeline.errors import InputError, reason_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def units_for(
         environment["HOME"] = str(settings.home)  # for the caches of torch, CUDA and the model hub
     environment |= {"INBOX": str(inbox)} if inbox is not None else {}
     environment |= {"SERVE_OPTIONS": ""} if serve else {}
+    if serve and settings.on_demand is None:
+        environment["SVDQ_ON_DEMAND"] = BESIDE_A_PAGE
     environment["WORKER_OPTIONS"] = shlex.join(worker_options)
     home, is_embedded = settings.home, "SVDQ_REDIS_URL" in environment
     others = (path for path in (local_folder(settings.storage), inbox) if path is not None)

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from svdq.producer.processes import die_with_parent
 from svdq.producer.settings import Settings
 
+#: `Settings.on_demand` of a worker beside a page, which runs all day, unless something else is set.
+BESIDE_A_PAGE = "10m"
+
 
 @contextlib.contextmanager
 def worker_process(settings: Settings, options: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:

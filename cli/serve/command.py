@@ -18,7 +18,7 @@ import click
 from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_INTERRUPTED, notify_systemd
 from svdq.cli.option_types import json_option, storage_options
-from svdq.cli.worker_process import worker_process
+from svdq.cli.worker_process import BESIDE_A_PAGE, worker_process
 from svdq.pipeline.errors import InputError, how_to_install, require_torch
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
@@ -79,7 +79,8 @@ def serve(
     The token is in the file serve-token in SVDQ_HOME, or in SVDQ_SERVE_TOKEN. `svdq serve token add NAME` makes one for
     each person, who owns what is submitted with it.
 
-    With --with-worker, arguments after `--` are options of `svdq worker`.
+    With --with-worker, arguments after `--` are options of `svdq worker`. It frees its GPUs after ten minutes without a
+    job, unless --on-demand or SVDQ_ON_DEMAND says otherwise.
 
     Ctrl-C or SIGTERM stops the server within three seconds; the queue is kept. A worker beside it stops after its
     current step, and its videos are continued at the next start.
@@ -241,6 +242,7 @@ def _worker_beside(settings: Settings, options: Sequence[str]) -> Iterator[None]
         if not is_stopping.is_set():
             echo(f"The worker has ended with exit code {code}: photos are accepted, and wait in the queue.", err=True)
 
+    settings = settings.model_copy(update={"on_demand": settings.on_demand or BESIDE_A_PAGE})
     with worker_process(settings, options) as process:
         threading.Thread(target=watch, name="worker-beside", daemon=True).start()
         try:

@@ -162,6 +162,15 @@ def test_settings_are_taken_over_but_for_secrets(
     assert "hidden" not in shown + "".join(files.values())
 
 
+def test_a_worker_beside_a_page_sleeps_unless_something_else_is_set(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "SVDQ_ON_DEMAND" not in deploy("--user")[1]
+    assert "\nSVDQ_ON_DEMAND=10m\n" in deploy("--user", "--serve")[1]
+    monkeypatch.setenv("SVDQ_ON_DEMAND", "off")
+    assert "\nSVDQ_ON_DEMAND=off\n" in deploy("--user", "--serve")[1]
+
+
 @pytest.mark.parametrize("name", ["models/svd", "models/other", "preview"])
 def test_services_find_a_model_in_the_working_folder(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch, name: str

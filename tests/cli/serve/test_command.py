@@ -1,5 +1,6 @@
 """Start and stop of `svdq serve`."""
 
+import json
 import os
 import re
 import signal
@@ -114,6 +115,13 @@ def test_a_worker_beside_it_takes_options(serve: Serve, svdq: Cli) -> None:
         refused = svdq("serve", "--port", "0", *arguments)
         assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
         assert reason in refused.stderr
+
+
+def test_a_worker_beside_it_sleeps_after_a_while_without_jobs(serve: Serve, home: Path) -> None:
+    serve("--port", "0", "--with-worker", "--", "--ranks", "1", "--device", "cpu", SVDQ_MODEL="preview")
+    (config,) = wait_until(lambda: [*(home / "run").glob("*/*/*/config.json")])
+    wait_until(config.read_text)
+    assert json.loads(config.read_text())["settings"]["on_demand"] == "10m"
 
 
 def test_responses_on_a_kept_connection_are_not_delayed() -> None:
