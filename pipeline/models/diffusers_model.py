@@ -250,11 +250,10 @@ class DiffusersModel(VideoModel):
 
     @torch.inference_mode()
     def warm_up(self, parameters: VideoParameters) -> None:
-        """Run each part of this rank once, for compiling and the choice of kernels; on a CPU only compiled steps."""
-        on_cpu = self._device.type == "cpu"
-        if on_cpu and self._options.compiled == "off":
+        """Run each part of this rank once, for compiling and the choice of kernels; a CPU chooses none."""
+        if self._device.type == "cpu" and self._options.compiled == "off":
             return
-        if self._role.encode and not on_cpu:
+        if self._role.encode:
             self._need(ENCODERS)
             gray = PIL.Image.new("RGB", (parameters.width, parameters.height), "gray")
             self.encode(gray, parameters, gray)
@@ -268,9 +267,14 @@ class DiffusersModel(VideoModel):
                 costs = segment.costs or (1.0,)
                 for cost in filter(None, dict.fromkeys(costs)):  # steps that cost differently compute differently
                     denoiser.step(state, segment.start + costs.index(cost))
-        if self._role.decode and not on_cpu:
+        if self._role.decode:
             self._need(DECODER)
-            self.decode(state, parameters, parameters.decode_chunk_size or parameters.num_frames)
+            ended = self._after_steps(state, parameters)
+            self.decode(ended, parameters, parameters.decode_chunk_size or parameters.num_frames)
+
+    def _after_steps(self, zeros: State, parameters: VideoParameters) -> State:
+        """Return a state of zeros as the last step leaves one: a second stage has other shapes."""
+        return zeros
 
     @torch.inference_mode()
     def encode(

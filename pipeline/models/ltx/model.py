@@ -65,6 +65,11 @@ class LtxModel(PromptedModel):
         state |= {f"photo_latents_{number}": each for number, each in enumerate(photos)}
         return {name: each.to(self._device) for name, each in state.items()} | self._noise(parameters, photos)
 
+    def _after_steps(self, zeros: State, parameters: VideoParameters) -> State:
+        assert isinstance(parameters, LtxParameters)
+        latents, stage = zeros["latents"], stages_of(parameters, self._facts)[-1]
+        return {**zeros, "latents": latents.new_zeros((1, stage.tokens, latents.shape[-1]))}
+
     def _texts_of(self, parameters: VideoParameters) -> list[Texts]:
         assert isinstance(parameters, LtxParameters)
         return [(parameters.negative_prompt or "", parameters.prompt) if parameters.guided else (parameters.prompt,)]

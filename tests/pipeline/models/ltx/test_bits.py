@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load, save
 
+from svdq.pipeline.models.compute import options
 from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
@@ -191,3 +192,14 @@ def test_same_bits_in_bfloat16_with_the_vocoder_in_float32(folder_of, changes):
     frames, sound = reference(folder_of("2.3"), photo, values, dtype=torch.bfloat16)
     assert np.array_equal(ours, frames)
     assert np.array_equal(our_sound.numpy(), sound)
+
+
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_a_video_is_as_usual_after_every_part_was_warmed_up(opened, folder_of, monkeypatch, stages):
+    monkeypatch.setattr(options, "BACKEND", "eager")
+    compiled = ComputeOptions(compiled="blocks")
+    model = open_model(resolve(str(folder_of("2.3"))), EVERYTHING, CPU, torch.float32, compiled)
+    values, photo = model.complete(parameters(stages=stages)), photo_of(128, 64)
+    model.warm_up(values)
+    found, usual = (denoise(each, each.encode(photo, values), values) for each in (model, opened("2.3")))
+    assert all(torch.equal(found[name], usual[name]) for name in model.decoded)
