@@ -1,9 +1,9 @@
 """Checks what only a machine with a GPU can show: `make gpu-check`, or `python deploy/gpu_check.py --scratch DIR`.
 
 Each task writes its figures into results.json and results.md, a table, in the scratch folder; the output of all
-commands is in log.txt. A task that fails is a row that says why, and the others continue. `--total-s` is for a machine
-that is available for minutes: the same command again goes on where the last one ended. With 40 GB of weights and 15 GB
-of others for a while, DIR needs 64 GB. gpu_checks/wheels.txt is for a machine without network.
+commands is in log.txt and log-*.txt. A task that fails is a row that says why, and the others continue. `--total-s` is
+for a machine that is available for minutes: the same command again goes on where the last one ended. With 40 GB of
+weights and 15 GB of others for a while, DIR needs 64 GB. gpu_checks/wheels.txt is for a machine without network.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from gpu_checks.check import Check, OutOfTime
 
 from svdq.worker.launcher.gpus import memory_of_gpus
 
-#: What each section does, the most valuable first.
+#: What each section does, the most valuable of what takes minutes first.
 SECTIONS: Mapping[str, Callable[[Check], None]] = {
     "runs": runs.runs,
-    "night": night.night,
+    "formats": formats.formats,
     "speed": parts.speed,
     "memory": parts.memory,
-    "formats": formats.formats,
+    "night": night.night,
 }
 
 

@@ -43,7 +43,8 @@ class Check:
         if self._path.exists():
             self._tasks = json.loads(self._path.read_text(encoding="utf-8"))
         self._where = where
-        self._figures: dict[str, dict[str, Any]] = {}
+        self._writing = threading.Lock()
+        self._task = threading.local()  # the figures of the task that a thread does
 
     def task(self, name: str, do: Callable[[], object]) -> None:
         """Do a task, unless an earlier run has; a failure is a figure. Raises OutOfTime if there is no time."""
@@ -51,19 +52,20 @@ class Check:
             return
         if time.monotonic() >= self._end:
             raise OutOfTime
-        self._figures = {}
+        self._task.figures = {}
         try:
             do()
         except OutOfTime:
             raise
         except Exception as error:  # noqa: BLE001 - the other tasks may work
             self.figure(name, f"failed: {error or type(error).__name__}", good=False)
-        self._tasks[name] = {"where": self._where, "figures": self._figures}
-        self._write()
+        with self._writing:
+            self._tasks[name] = {"where": self._where, "figures": self._task.figures}
+            self._write()
 
     def figure(self, what: str, measured: object, wanted: object = "", *, good: bool | None = None) -> None:
         """Add a figure to the task with what it should be; `good` is None if nothing is required."""
-        self._figures[what] = {"measured": str(measured), "wanted": str(wanted), "good": good}
+        self._task.figures[what] = {"measured": str(measured), "wanted": str(wanted), "good": good}
         print(f"{what}: {measured}" + (f"; wanted: {wanted}" if wanted != "" else ""), flush=True)  # noqa: T201
 
     def forget_failed(self) -> None:
@@ -82,6 +84,13 @@ class Check:
         print(f"Not as wanted: {'; '.join(bad)}." if bad else "All that was measured is as wanted.")  # noqa: T201
         print(f"All figures: {self.folder / 'results.md'}")  # noqa: T201
         return 1 if bad else 0
+
+    @property
+    def log(self) -> Path:
+        """The log of this thread, log.txt of the first one."""
+        thread = threading.current_thread()
+        name = "log.txt" if thread is threading.main_thread() else f"log-{thread.name}.txt"
+        return self.folder / name
 
     def _all(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for task in self._tasks.values():
@@ -107,7 +116,7 @@ class Check:
         least_s: float = 1.0,
         limit_s: float = TASK_S,
     ) -> None:
-        """Run a module in the time that is left, at least `least_s` and at most `limit_s`; its output goes to log.txt.
+        """Run a module in the time that is left, at least `least_s` and at most `limit_s`; its output goes to a log.
 
         Raises:
             OutOfTime: it was ended because the time of the whole check is over.
@@ -116,7 +125,7 @@ class Check:
         left_s = max(least_s, min(limit_s, self._end - time.monotonic()))
         command = [sys.executable, "-m", module, *map(str, arguments)]
         path = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-        with (self.folder / "log.txt").open("ab+") as log:
+        with self.log.open("ab+") as log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
             log.flush()
             # `timeout` kills the command's ranks, too.
@@ -178,7 +187,7 @@ class Check:
                     self.run("svdq.cli", "submit", *job, "--seed", 1, "--format", "png", environment=environment)
                 submitted.touch()
             if kill_after is not None and not killed.exists():
-                threading.Thread(target=_kill_rank, args=[outputs, kill_after, killed], daemon=True).start()
+                threading.Thread(target=_kill_rank, args=[home, kill_after, killed], daemon=True).start()
             if len(list(outputs.glob("*.json"))) < num_videos:
                 command = ["worker", "--burst", *self.device, *worker]
                 self.run("svdq.cli", *command, environment=environment, limit_s=limit_s)
@@ -190,13 +199,14 @@ class Check:
         return sorted(sidecars, key=lambda sidecar: str(sidecar["finished_at"]))
 
 
-def _kill_rank(outputs: Path, num_videos: int, killed: Path) -> None:
-    """Wait until so many videos are written, then kill a rank of this process with kill -9 and write its pid."""
+def _kill_rank(home: Path, num_videos: int, killed: Path) -> None:
+    """Wait until so many videos are written, then kill a rank of the home with kill -9 and write its pid."""
+    outputs = home / "storage" / "outputs"
     while len(list(outputs.glob("*.json"))) < num_videos:
         time.sleep(0.05)
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if process.name().startswith("svdq rank"):
+            if process.name().startswith("svdq rank") and process.environ()["SVDQ_HOME"] == str(home):
                 process.send_signal(signal.SIGKILL)
                 killed.write_text(str(process.pid), encoding="utf-8")
                 return

@@ -159,7 +159,7 @@ def measure(model_file: Path, way: Way, device: torch.device, shape: str) -> dic
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
     found = {"step_s": statistics.median(seconds[1:]), "peak": (peak(device) - before) / 1e9}
-    return found | {"frames": torch.as_tensor(model.decode(state, video, video.num_frames)).numpy()}
+    return found | {"frames": torch.as_tensor(model.decode(state, video, video.num_frames)).cpu().numpy()}
 
 
 def main() -> None:

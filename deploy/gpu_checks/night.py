@@ -26,7 +26,7 @@ NIGHT_S = 3600.0  # seconds that the worker may take
 
 
 def night(check: Check) -> None:
-    """Render 20 videos of the 4-step model through a worker that is killed once; then one each in fp8 and Q4_K_M."""
+    """Render videos of the 4-step model through a worker that is killed once; then one each in fp8 and Q4_K_M."""
     check.task("A night in small", partial(_night, check))
     for stored in ("fp8", "Q4_K_M"):
         check.task(f"Experts in {stored}", partial(_stored, check, stored))
@@ -44,7 +44,7 @@ def _model_file(check: Check, stored: str) -> Path:
 
 
 def _night(check: Check) -> None:
-    number, kill_after = (20, 4) if check.on_gpu else (4, 1)
+    number, kill_after = (8, 3) if check.on_gpu else (4, 1)
     model = str(_model_file(check, "bf16"))
     known, cards = sized_model(model), Cards.here() or Cards(number=1, total_bytes=24 * 2**30)
     video = known.video()

@@ -1,5 +1,6 @@
 """Section `runs`: tiny models make the same videos on one rank, on several, bound, in rounds and after a kill -9."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -17,18 +18,28 @@ PHOTOS, DONE_BEFORE_KILL = 6, 2
 
 
 def runs(check: Check) -> None:
-    """Compare each way to render with one rank."""
+    """Compare each way to render with one rank; a family beside the others, as most of the time is that of starts."""
     ranks = 7 if check.on_gpu else 2
-    check.task("`svdq doctor`", partial(_doctor, check))
     for family in FAMILIES:
-        ways = {f"{ranks} ranks": ["--ranks", ranks]}
-        if family.experts:
-            ways["bound ranks"] = ["--ranks", ranks, "--experts", "bound"]
-            ways["one rank in rounds"] = ["--ranks", 1, "--experts", "rounds"]
-        for way, worker in ways.items():
-            what = f"Largest pixel difference of the tiny {family.name} on {way} to one rank"
-            check.task(what, partial(_compare, check, what, family, way, worker))
-    check.task("Tiny Wan with a kill -9", partial(_kill, check, ranks))
+        tiny(check, family)  # once, for all threads
+    todo = [
+        partial(check.task, "`svdq doctor`", partial(_doctor, check)),
+        partial(check.task, "Tiny Wan with a kill -9", partial(_kill, check, ranks)),
+        *(partial(_ways, check, family, ranks) for family in FAMILIES),
+    ]
+    with ThreadPoolExecutor(len(todo), thread_name_prefix="runs") as pool:
+        for done in [pool.submit(each) for each in todo]:
+            done.result()
+
+
+def _ways(check: Check, family: Family, ranks: int) -> None:
+    ways = {f"{ranks} ranks": ["--ranks", ranks]}
+    if family.experts:
+        ways["bound ranks"] = ["--ranks", ranks, "--experts", "bound"]
+        ways["one rank in rounds"] = ["--ranks", 1, "--experts", "rounds"]
+    for way, worker in ways.items():
+        what = f"Largest pixel difference of the tiny {family.name} on {way} to one rank"
+        check.task(what, partial(_compare, check, what, family, way, worker))
 
 
 def tiny(check: Check, family: Family) -> str:
