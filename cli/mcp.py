@@ -17,8 +17,8 @@ from svdq.producer.settings import Settings
 def mcp(settings: Settings) -> None:
     """Serve agents by the Model Context Protocol, over stdin and stdout.
 
-    The host of an agent starts this command. It offers the tools submit, status, wait, cancel, plan and fetch, and may
-    read photos and write videos wherever you may. `svdq serve` offers them at /mcp, without files of its machine.
+    The host of an agent starts this command. Its tools are submit, status, wait, cancel, estimate, fetch and plan, and
+    may read photos and write videos wherever you may. `svdq serve` has those at /mcp that use no files of its machine.
 
     \b
     Examples:
@@ -28,7 +28,9 @@ def mcp(settings: Settings) -> None:
     try:
         from starlette.requests import Request
 
+        from svdq.cli.plan_tool import Plan
         from svdq.cli.serve.access import ServeOptions
+        from svdq.cli.serve.agent_tools import LOCAL_TOOLS
         from svdq.cli.serve.app import make_app
         from svdq.cli.serve.mcp_endpoint import PATH
         from svdq.cli.serve.mcp_server import run_stdio
@@ -44,4 +46,5 @@ def mcp(settings: Settings) -> None:
     app = make_app(settings, ServeOptions(tokens=Tokens(token)), lambda: None)
     headers = [(b"authorization", f"Bearer {token}".encode())]
     scope = {"type": "http", "method": "POST", "path": PATH, "query_string": b"", "headers": headers, "app": app}
-    run_stdio(Request(scope | {"server": ("localhost", None), "state": {"owner": ""}}))
+    local = Request(scope | {"server": ("localhost", None), "state": {"owner": ""}})
+    run_stdio({**LOCAL_TOOLS, "plan": Plan}, local)

@@ -70,11 +70,13 @@ def _shorten(schema: dict[str, Any]) -> None:
             del field["default"]
 
 
-class _Schema(BaseModel):
+class Schema(BaseModel):
+    """What a tool takes or returns."""
+
     model_config = ConfigDict(json_schema_extra=_shorten)
 
 
-class FileResult(_Schema):
+class FileResult(Schema):
     """A file of a video."""
 
     name: str
@@ -82,7 +84,7 @@ class FileResult(_Schema):
     url: str = Field(description="where it is; http URLs take the token of this server, as /mcp does")
 
 
-class VideoResult(_Schema):
+class VideoResult(Schema):
     """A video."""
 
     id: str
@@ -102,7 +104,7 @@ class VideoResult(_Schema):
     files: list[FileResult] = []
 
 
-class QueueResult(_Schema):
+class QueueResult(Schema):
     """The videos of all, and the workers."""
 
     queued: int
@@ -113,21 +115,21 @@ class QueueResult(_Schema):
     eta_reason: str | None = None
 
 
-class StatusResult(_Schema):
+class StatusResult(Schema):
     """Videos and the queue."""
 
     videos: list[VideoResult]
     queue: QueueResult
 
 
-class CancelResult(_Schema):
+class CancelResult(Schema):
     """What came of a cancellation."""
 
     id: str
     outcome: str = Field(description="canceled, or stopping: at its next step")
 
 
-class PlanResult(_Schema):
+class EstimateResult(Schema):
     """When videos would be done."""
 
     num_videos: int
@@ -135,13 +137,13 @@ class PlanResult(_Schema):
     eta_reason: str | None = Field(None, description="why that is not known, or not measured")
 
 
-class FetchResult(_Schema):
+class FetchResult(Schema):
     """The files that were copied, or were there already."""
 
     paths: list[str]
 
 
-class Arguments(_Schema):
+class Arguments(Schema):
     """The arguments of a tool, whose description is the docstring."""
 
     model_config = ConfigDict(extra="forbid")
@@ -302,22 +304,22 @@ class Cancel(Arguments):
         return CancelResult(id=view.id, outcome=outcome)
 
 
-class Plan(_Parameters):
+class Estimate(_Parameters):
     """Say when videos with these parameters would be done, after all that waits. Queues nothing."""
 
-    result = PlanResult
+    result = EstimateResult
 
     num_videos: int = Field(1, ge=1, le=1_000_000)
 
     async def run(self, caller: Caller) -> BaseModel:
         fields, *urls = flatten(self.fields())
         if any(urls):
-            raise ApiError(400, "A plan has no photos; leave them out.", param="parameters")
+            raise ApiError(400, "An estimate has no photos; leave them out.", param="parameters")
         spec = await read_fields(caller.request, fields)
         now = await caller.backend.read(clock_of)
         snapshot = await caller.request.app.state.snapshots.get()
         found = estimate_of(snapshot, [spec.example()], self.num_videos * spec.num_links, spec.at, now)
-        return PlanResult(num_videos=self.num_videos, eta_s=_rounded(found.eta_s), eta_reason=found.reason or None)
+        return EstimateResult(num_videos=self.num_videos, eta_s=_rounded(found.eta_s), eta_reason=found.reason or None)
 
 
 class Fetch(Arguments):
@@ -341,13 +343,13 @@ class Fetch(Arguments):
         return FetchResult(paths=await backend.in_thread(fetch))
 
 
-#: By name, those of the commands that do the same: for all, and besides for the user of this machine.
+#: Tools by name: of all clients, and of the user of this machine.
 TOOLS: Mapping[str, type[Arguments]] = {
     "submit": Submit,
     "status": ShowStatus,
     "wait": Wait,
     "cancel": Cancel,
-    "plan": Plan,
+    "estimate": Estimate,
 }
 LOCAL_TOOLS: Mapping[str, type[Arguments]] = {**TOOLS, "fetch": Fetch}
 

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from svdq.cli.serve.agent_tools import LOCAL_TOOLS, TOOLS, Arguments, Caller, FileResult
+from svdq.cli.serve.agent_tools import TOOLS, Arguments, Caller, FileResult
 from svdq.cli.serve.api_errors import ApiError, as_api_error
 from svdq.cli.serve.content import MEDIA_TYPES
 from svdq.cli.serve.mcp_endpoint import LARGE
@@ -38,9 +38,11 @@ INSTRUCTIONS = (
 )
 
 
-def make_server(local: Request | None = None) -> Server[Any]:
+Tools = Mapping[str, type[Arguments]]
+
+
+def make_server(tools: Tools = TOOLS, local: Request | None = None) -> Server[Any]:
     """Create a server: of HTTP requests, or of one client of this machine, for whom `local` stands."""
-    tools = TOOLS if local is None else LOCAL_TOOLS
     described = [_tool(name, arguments) for name, arguments in tools.items()]
     schemas = {tool.name: tool.input_schema for tool in described}
 
@@ -68,7 +70,7 @@ def make_server(local: Request | None = None) -> Server[Any]:
     )
 
 
-async def _call(tools: Mapping[str, type[Arguments]], caller: Caller, params: CallToolRequestParams) -> CallToolResult:
+async def _call(tools: Tools, caller: Caller, params: CallToolRequestParams) -> CallToolResult:
     if params.name not in tools:
         return _failed(f"There is no tool {params.name[:80]!r}; the tools are {', '.join(tools)}.")
     if getattr(caller.request.state, LARGE, False) and params.name != "submit":  # it could last, and others wait
@@ -111,9 +113,9 @@ async def answer(server: Server[Any], scope: Scope, receive: Receive, send: Send
         await manager.handle_request(scope, receive, send)
 
 
-def run_stdio(local: Request) -> None:
+def run_stdio(tools: Tools, local: Request) -> None:
     """Serve the client at stdin and stdout until it closes stdin."""
-    server = make_server(local)
+    server = make_server(tools, local)
 
     async def serve() -> None:
         async with stdio_server() as (received, sent):

@@ -101,13 +101,8 @@ def test_an_agent_makes_waits_for_and_gets_videos(serve: Serve, photo: Path, tmp
     server = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_MODEL="preview")
 
     async def use(client: Any, seed: int) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == [
-            "submit",
-            "status",
-            "wait",
-            "cancel",
-            "plan",
-        ]
+        tools = (await client.list_tools()).tools
+        assert [tool.name for tool in tools] == ["submit", "status", "wait", "cancel", "estimate"]
         video, [link] = await make_video(client, data_url(photo), seed)
         assert (link.uri, link.mime_type) == (video["files"][0]["url"], "video/mp4")
         answer = server.get(link.uri.removeprefix(server.url))
@@ -155,17 +150,29 @@ def test_errors_are_sentences(server: Server, photo: Path, connection: redis.Red
     assert connection.keys("rq:job:*") == []
 
 
-def test_a_video_is_canceled_and_planned(server: Server, photo: Path, connection: redis.Redis) -> None:
+def test_a_video_is_estimated_and_canceled(server: Server, photo: Path, connection: redis.Redis) -> None:
     async def use(client: Any) -> None:
         video = await call(client, "submit", photo=data_url(photo), **SMALL)
         waiting = await call(client, "wait", video_id=video["id"], timeout_s=0.1)
         assert (waiting["status"], waiting["eta_reason"]) == ("queued", "No worker is running.")
-        assert (await call(client, "plan", num_videos=10, **SMALL))["eta_reason"] == "No worker is running."
+        assert (await call(client, "estimate", num_videos=10, **SMALL))["eta_reason"] == "No worker is running."
         assert await call(client, "cancel", video_id=video["id"]) == {"id": video["id"], "outcome": "canceled"}
         assert statuses(connection, [video["id"]]) == ["canceled"]
         assert "it has ended already" in await refused(client, "cancel", video_id=video["id"])
 
     over_http(server, use)
+
+
+def test_plans_are_those_of_the_command(svdq: Cli) -> None:
+    async def use(client: Any) -> None:
+        options = ["--model", "wan2.2-4step", "--gpus", "2xA5000", "--videos", "1000", "--json"]
+        printed = json.loads(svdq("plan", *options).stdout)
+        planned = await call(client, "plan", model="wan2.2-4step", gpus="2xA5000", num_videos=1000)
+        found = [(way["command"], way["fits"], way.get("time_s")) for way in planned["ways"]]
+        assert found == [(way["command"], way["fits"], way["time_s"]) for way in printed["ways"]]
+        assert "--gpus '9x' is not known" in await refused(client, "plan", gpus="9x")
+
+    over_stdio(use)
 
 
 def test_a_named_token_sees_its_owners_videos_first(server: Server, svdq: Cli, connection: redis.Redis) -> None:
