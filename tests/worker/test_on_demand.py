@@ -1,6 +1,7 @@
 """`svdq worker --on-demand`: the ranks end while there is nothing to do, and start again for a job."""
 
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import redis
 
 from svdq.producer import keys
 from svdq.producer.pauses import pause, resume
+from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import read_groups
 from svdq.producer.status.snapshot import take
 from svdq.worker.launcher.resting import num_waiting
@@ -123,6 +125,23 @@ def test_ranks_that_cannot_start_again_try_until_they_can(site, until, upscaler:
     assert video.status == "finished", group.text
 
 
+@pytest.mark.long
+def test_ranks_that_start_again_know_that_files_of_their_model_have_changed(
+    site, until, tiny_wan: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_wan, folder, copy_function=shutil.copyfile)
+    group = site.start(1, "--on-demand", "0s", model=str(folder))
+    site.wait([site.submit(family="wan", frames=5)])
+    until(lambda: asleep(site), lambda: group.text)
+    file = folder / "scheduler" / "scheduler_config.json"
+    file.write_bytes(file.read_bytes() + b"\n")
+    site.wait([site.submit(family="wan", frames=5)])
+    first, second = (sidecar["model"] for sidecar in site.sidecars())
+    assert first != second
+    assert first.keys() == second.keys()
+
+
 # Several groups.
 
 
@@ -175,6 +194,8 @@ def test_jobs_count_that_wait_or_are_due_or_that_a_dead_group_has(
     assert count() == 2
     connection.zadd("rq:scheduled:svdq-high", {"c": time.time() - 1})
     assert count() == 3
+    connection.zadd(SvdqQueue("svdq-low", connection=connection).ready_job_registry.key, {"d": 0})
+    assert count() == 4
     pause(connection)
     assert count() == 0
 

@@ -22,6 +22,7 @@ import redis
 
 from svdq.pipeline.errors import InputError, SvdqError, how_to_install
 from svdq.pipeline.models.families import parameters_of
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.trace import trace_text
 from svdq.producer import keys
@@ -93,6 +94,15 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
             else free_host_bytes() // options.groups,
         }
     )
+
+    def refreshed(before: RunConfig) -> RunConfig:
+        """Look again at the files of the model and at the free host memory, which may have changed."""
+        found = resolve(settings.model, on_gpus=bool(gpus), dtype=options.rank.dtype)
+        rank = before.rank
+        if options.rank.host_memory is None:
+            rank = rank.model_copy(update={"host_memory": free_host_bytes() // options.groups})
+        return before.model_copy(update={"model": found, "rank": rank})
+
     groups: list[GroupProcess] = []
     with (
         run_folder.parent_folder(settings.home) as parent,
@@ -110,7 +120,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
         for number, devices in enumerate(shares):
             of_group = config.model_copy(update={"group": str(number)})
             run_config = RunConfig(rank=of_group, settings=settings, model=model)
-            groups.append(GroupProcess(ranks, Path(parent, f"group{number}"), run_config, devices))
+            groups.append(GroupProcess(ranks, Path(parent, f"group{number}"), run_config, devices, refreshed))
         supervisor = _Supervisor(groups, until_s)
         code = supervisor.run()
         if settings.trace is not None:

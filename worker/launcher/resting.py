@@ -59,7 +59,7 @@ def num_waiting(connection: redis.Redis, queues: Sequence[str]) -> int:
     for name in queues:
         queue = SvdqQueue(name, connection=connection)
         found += [queue.key, queue.intermediate_queue_key]
-        found += [queue.scheduled_job_registry.key, queue.started_job_registry.key]
+        found += [queue.scheduled_job_registry.key, queue.started_job_registry.key, queue.ready_job_registry.key]
     return int(lua.run(connection, "count_work", found, Worker.redis_worker_namespace_prefix))
 
 

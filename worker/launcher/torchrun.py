@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -59,10 +59,22 @@ def environment(config: RunConfig, *, on_gpus: bool) -> dict[str, str]:
 class GroupProcess:
     """A running torchrun."""
 
-    def __init__(self, num_ranks: int, folder: Path, config: RunConfig, devices: Sequence[str] | None) -> None:
-        """Start it, with run folders in a new `folder`; `devices` is as in CUDA_VISIBLE_DEVICES, or None: inherited."""
+    def __init__(
+        self,
+        num_ranks: int,
+        folder: Path,
+        config: RunConfig,
+        devices: Sequence[str] | None,
+        refreshed: Callable[[RunConfig], RunConfig] = lambda config: config,
+    ) -> None:
+        """Start it, with run folders in a new `folder`.
+
+        `devices` is as in CUDA_VISIBLE_DEVICES, or None: inherited. `refreshed` brings a configuration up to date for
+        ranks that start later.
+        """
         self._folder = folder
         self._config = config
+        self._refreshed = refreshed
         self.num_ranks = num_ranks
         self._devices = None if devices is None else list(devices)
         #: The restart for which GPUs were tested last; during a test, why each GPU failed, or "".
@@ -153,6 +165,8 @@ class GroupProcess:
         self.is_wanted = False
         self.rest = self.rest.model_copy(update={"reason": "starting", "since": time.time()})
         ended = self.run_dir
+        with contextlib.suppress(SvdqError):  # the ranks say what is wrong, and try again
+            self._config = self._refreshed(self._config)
         self._start()
         shutil.rmtree(ended, ignore_errors=True)
 
