@@ -29,9 +29,9 @@ from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.health.watchdog import Watchdog
-from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 from svdq.worker.intake.prefetcher import IntakeOptions
 from svdq.worker.intake.source import Intake
+from svdq.worker.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 from svdq.worker.outages import LEASE_TIMEOUT_S, NUM_LEASE_RETRIES, ConnectionHealth, connect, wait_for
 from svdq.worker.output.content_credentials import ContentCredentials
 from svdq.worker.output.writer import ResultWriter, is_held

@@ -26,8 +26,8 @@ from svdq.producer.files import private_folder
 from svdq.worker.config import RunConfig, can_stream, check_ranks, free_host_bytes
 from svdq.worker.device import capacity, check_computes, choose_device, name_of
 from svdq.worker.health.rank_log import JobLogHandler
-from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
+from svdq.worker.memory_plan import RankInfo
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.roles import Experts, PhaseWeights, choose_native, choose_weights
 

@@ -28,9 +28,9 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.submission import submit
 from svdq.worker import outages
-from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
 from svdq.worker.intake.prefetcher import IntakeOptions
 from svdq.worker.intake.source import Intake
+from svdq.worker.memory_plan import MemoryPlan, RankInfo
 from svdq.worker.queue.group_worker import GroupWorker
 from tests import forks
 from tests.faults.frames import read_frames

@@ -30,7 +30,7 @@ from svdq.worker.config import (
     read_config,
     write_config,
 )
-from svdq.worker.intake.memory_plan import RankInfo
+from svdq.worker.memory_plan import RankInfo
 from svdq.worker.startup import check_alike, prepare_compiling
 
 

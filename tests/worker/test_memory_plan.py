@@ -18,8 +18,8 @@ from svdq.producer.job import JobArguments
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
-from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher
+from svdq.worker.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 from tests.queued import SvdJob
 
 MODEL = ModelInfo(name="fake", notice="tiny", family=FAMILY, facts=FAMILY.published, compute={"dtype": "float16"})

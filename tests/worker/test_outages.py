@@ -19,8 +19,8 @@ from svdq.producer.job import Job, JobArguments, last_frame_key
 from svdq.producer.records import JobResult
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
-from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, RefusedError
+from svdq.worker.memory_plan import MemoryPlan, RankInfo
 from svdq.worker.outages import NoLongerWantedError, RetryStoppedError, StorageRetry
 from tests.queued import SvdJob, WanJob
 from tests.worker.conftest import with_frames

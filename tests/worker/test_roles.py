@@ -15,7 +15,7 @@ from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.transport.topology import Topology
-from svdq.worker.intake.memory_plan import RankInfo
+from svdq.worker.memory_plan import RankInfo
 from svdq.worker.roles import Experts, choose_weights
 from tests.pipeline.models.wan_files import save_fp8_scaled
 

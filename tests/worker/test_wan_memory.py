@@ -14,7 +14,7 @@ from svdq.pipeline.models.needs import INT8_BYTES, Residency, published
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
-from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
+from svdq.worker.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 
 MODEL = KnownModel(name="A14B", family=FAMILY, facts=PUBLISHED)
 DOC = Path(__file__).parents[2] / "docs" / "models.md"

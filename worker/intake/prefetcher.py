@@ -26,7 +26,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec
 from svdq.worker.intake.finished import sample_of
-from svdq.worker.intake.memory_plan import MemoryPlan
+from svdq.worker.memory_plan import MemoryPlan
 from svdq.worker.outages import FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
 from svdq.worker.queue.crashes import CrashSuspect
 
