@@ -55,6 +55,8 @@ def describe(
         state = f"{'waiting since' if is_due else 'scheduled for'} {clock(view.scheduled_at.timestamp())}"
     elif view.after:
         state = f"deferred until {', '.join(view.after)} has ended"
+    elif view.waits_for and estimate is None:
+        state += f", waits for {view.waits_for}"
     if estimate is not None:
         state += expected(estimate)
     if view.notice:  # no trained model made the video
@@ -83,7 +85,7 @@ def expected(estimate: "Estimate") -> str:
     if estimate.waits_for:
         text = f", waits for {estimate.waits_for}"
     if estimate.num_ahead is not None:
-        text = ", next" if estimate.num_ahead == 0 else f", {estimate.num_ahead:,} ahead of it"
+        text += ", next" if estimate.num_ahead == 0 else f", {estimate.num_ahead:,} ahead of it"
     if estimate.eta_s is not None:
         text += f", done in about {duration(estimate.eta_s)}{estimate.by}"
     elif estimate.reason:

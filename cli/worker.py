@@ -107,6 +107,12 @@ class WorkerCommand(SectionedCommand):
     "is room (SVDQ_WEIGHTS).",
 )
 @click.option(
+    "--wait-for-able",
+    is_flag=True,
+    default=None,
+    help="Let jobs that no worker can make wait for one that can, in place of failing (SVDQ_WAIT_FOR_ABLE).",
+)
+@click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
     help="Serve Prometheus metrics on this port of SVDQ_METRICS_ADDRESS, such as 9464; 0 takes a free port.",
@@ -128,6 +134,7 @@ def worker(
     memory_limit: str | None,
     weights: str | None,
     on_demand: str | None,
+    wait_for_able: bool | None,
     report: Path | None,
     notify: tuple[str, ...],
     **options: Any,
@@ -135,8 +142,9 @@ def worker(
     """Start a group of ranks that renders queued jobs.
 
     Ctrl-C once stops taking jobs and finishes those in flight (in rounds, the present steps of one); twice stops now. A
-    burst exits with 1 if all its videos failed or it found the queue paused. Options in SVDQ_WORKER_OPTIONS, or in
-    worker_options of svdq.toml, need not be typed; those that are typed win.
+    burst exits with 1 if all its videos failed, if it found the queue paused, or if it leaves jobs that other workers
+    must make. Options in SVDQ_WORKER_OPTIONS, or in worker_options of svdq.toml, need not be typed; those that are
+    typed win.
 
     \b
     Examples:
@@ -150,8 +158,10 @@ def worker(
     require_torch("a worker")
     from svdq.worker.launcher.launcher import LaunchOptions
 
-    flags = {"model": model, "redis_url": redis_url, "storage": storage, "weights": weights}
-    settings = load_settings(**flags, memory_limit=memory_limit, on_demand=on_demand, notify=notify or None)
+    flags: dict[str, Any] = {"model": model, "redis_url": redis_url, "storage": storage, "weights": weights}
+    flags |= {"memory_limit": memory_limit, "on_demand": on_demand}
+    flags |= {"wait_for_able": wait_for_able, "notify": notify or None}
+    settings = load_settings(**flags)
     given = {name: options.pop(name) for name in RankConfig.model_fields if name in options}
     rank = RankConfig(**given, weights=settings.weights)
     if settings.loras is not None and not settings.loras.is_dir():

@@ -289,7 +289,7 @@ def _retry(
                 job.register_dependency(pipeline=pipeline)
             else:
                 pipeline.zadd(queue.scheduled_job_registry.key, {job.id: in_seconds(at)})
-        pipeline.hdel(job.key, "started_at", "ended_at", "worker_name")
+        pipeline.hdel(job.key, "started_at", "ended_at", "worker_name", keys.FRONT_FIELD)
         pipeline.persist(job.key)  # ended jobs expire
 
     while not _in_transaction(connection, rq_job, change, (*after, *before)):
@@ -347,18 +347,19 @@ def place(connection: redis.Redis, job_id: str, before: str) -> None:
     job, other = check(connection, "move", [job_id, before])
     target = SvdqQueue(other.origin, connection=connection)
     own = _queue_for(job)
-    if (target.model, target.lora) != (own.model, own.lora):
-        raise InputError(f"Job {job_id!r} is for another model or LoRA than {before!r}, so it waits in another queue.")
+    if (target.model, target.unable) != (own.model, own.unable):
+        raise InputError(f"Job {job_id!r} waits for other workers than {before!r}, so it waits in another queue.")
     _move(job, target, "linsert", "before", before, job_id)
 
 
 def _queue_for(job: rq.job.Job, priority: str | None = None) -> SvdqQueue:
-    """Return the queue of a job, or the queue of another priority for the same model."""
+    """Return the queue of a job, or the queue of another priority for the same groups."""
     queue = SvdqQueue(job.origin, connection=job.connection)
-    return queue_of(job.connection, priority, queue.model) if priority else queue
+    return queue_of(job.connection, priority, queue.model, queue.unable) if priority else queue
 
 
 def _move(job: rq.job.Job, target: SvdqQueue, *command: str) -> None:
     names = (job.key, target.key, *(queue.key for queue in queues(job.connection)))
+    job.connection.sadd(SvdqQueue.redis_queues_keys, target.key)
     if not lua.run(job.connection, "move", names, job.id, target.name, *command):
         raise InputError(f"Job {job.id!r} was taken by a group just now, so it cannot be moved.")

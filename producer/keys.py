@@ -79,6 +79,17 @@ RANK_TTL_S: Final = 15
 #: Sorted set of starting launchers, `<host>:<pid> <family or -> <model>`, by the second of Redis' clock of expiry.
 STARTING: Final = f"{PREFIX}starting"
 STARTING_TTL_S: Final = 15
+ABILITY_TTL_S: Final = 7 * DAY_S  # for which jobs wait for a group that has gone
+#: String with the key suffix of its id: JSON of an `ability.Ability`.
+ABILITY: Final = f"{PREFIX}ability:"
+#: Sorted set of `<ability> <worker name> <UUIDs of its GPUs>`, by the second of Redis' clock when it last was there.
+ABILITIES: Final = f"{PREFIX}abilities"
+#: Fields of a job's own hash: what it waits for, since a group that took it has not that; and when it was moved to the
+#: front, in microseconds of Redis' clock.
+WAITS_FIELD: Final = "svdq_waits"
+FRONT_FIELD: Final = "svdq_front"
+#: In place of the id of an ability in the name of a queue: its jobs wait although no known group can make them.
+WAIT: Final = "wait"
 LOG_FIELD: Final = "svdq_log"  # field of a job's own hash: its log, a JSON object a line
 #: Prefix of fields of a job's own hash, each of a job that continues its chain; the rest is that job's id.
 LATER_FIELD: Final = "svdq_later:"

@@ -1,6 +1,6 @@
 """The RQ queues of svdq, and the jobs in them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -33,9 +33,9 @@ class SvdqQueue(rq.Queue):
         return self.name.partition(":")[2].partition("/")[0]
 
     @property
-    def lora(self) -> str:
-        """The digest of the LoRA that its jobs wait for, which a worker lacked that took them first; "" for none."""
-        return self.name.partition(":")[2].partition("/")[2]
+    def unable(self) -> frozenset[str]:
+        """The abilities of groups that cannot make its jobs, which the other groups make; none for most queues."""
+        return unable_of(self.name)
 
     def __init__(self, name: str = "svdq-default", connection: redis.Redis | None = None, **options: Any) -> None:
         options["serializer"] = options.get("serializer") or JSONSerializer
@@ -73,7 +73,7 @@ def render(**parameters: Any) -> None:
 
 
 def queues(connection: redis.Redis) -> list[SvdqQueue]:
-    """Return all our queues, most urgent first; of a priority, queues of models and LoRAs before the general one."""
+    """Return all our queues, most urgent first; of a priority, the general one last."""
     return queues_of(connection, connection.smembers(SvdqQueue.redis_queues_keys))
 
 
@@ -81,13 +81,22 @@ def queues_of(connection: redis.Redis, found: Any) -> list[SvdqQueue]:
     """Return all our queues, in the same order, by the members of RQ's set of queues."""
     names = (key.decode(errors="replace").removeprefix(SvdqQueue.redis_queue_namespace_prefix) for key in found)
     known = {*keys.QUEUE_NAMES, *filter(is_queue, names)}
-    ordered = sorted(known, key=lambda name: (keys.PRIORITIES.index(priority_of(name)), ":" not in name, name))
-    return [SvdqQueue(name, connection=connection) for name in ordered]
+    found = [SvdqQueue(name, connection=connection) for name in known]
+
+    def place(queue: SvdqQueue) -> tuple[object, ...]:
+        return keys.PRIORITIES.index(priority_of(queue.name)), -len(queue.unable), ":" not in queue.name, queue.name
+
+    return sorted(found, key=place)
 
 
 def is_queue(name: str) -> bool:
     """Return whether a queue of RQ is one of ours."""
     return name.partition(":")[0] in keys.QUEUE_NAMES
+
+
+def unable_of(name: str) -> frozenset[str]:
+    """Return the abilities of the groups that leave the jobs of a queue to others."""
+    return frozenset(filter(None, name.partition(":")[2].partition("/")[2].split(".")))
 
 
 def check_priority(priority: object) -> None:
@@ -103,9 +112,10 @@ def priority_of(name: str) -> str:
     return name.partition(":")[0].removeprefix("svdq-")
 
 
-def queue_of(connection: redis.Redis, priority: str, model: str | None = None, lora: str = "") -> SvdqQueue:
-    """Return the queue of a priority: for all jobs, for jobs of one model, or for jobs that wait for a LoRA."""
-    wanted = f"{model or ''}/{lora}" if lora else model
+def queue_of(connection: redis.Redis, priority: str, model: str | None = None, unable: Iterable[str] = ()) -> SvdqQueue:
+    """Return the queue of a priority: for all jobs, for jobs of one model, or for jobs that some groups cannot make."""
+    without = ".".join(sorted(unable))
+    wanted = f"{model or ''}/{without}" if without else model
     return SvdqQueue(f"svdq-{priority}:{wanted}" if wanted else f"svdq-{priority}", connection=connection)
 
 

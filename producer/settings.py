@@ -152,6 +152,8 @@ class Settings(BaseModel):
     #: Whose jobs are submitted; by default the user of this process.
     owner: Annotated[str, AfterValidator(checked_owner)] = Field(default_factory=default_owner)
     fair: bool = True  # whether owners take turns in the queues; what the worker that started last has counts
+    #: Whether jobs that no worker of the last days can make wait for one that can; they fail otherwise.
+    wait_for_able: bool = False
     #: Largest number of jobs of an owner that wait; None: any. What the submitting process has counts.
     max_waiting: int | None = Field(None, ge=1)
     max_pixels: int = Field(100_000_000, ge=1)  # largest number of pixels of a photo

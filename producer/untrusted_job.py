@@ -59,6 +59,7 @@ class UntrustedJob(rq.job.Job):
     """An RQ job that calls nothing that its record names; RQ's own code uses it through `SvdqQueue`."""
 
     owner = ""  # whose job it is; "" for jobs of plain RQ and of earlier versions
+    waits_for = ""  # what the group had not that took it last, in a queue that such groups leave to others
 
     def restore(self, raw_data: Any) -> None:
         """Take the fields of the job's record; raises UnreadableJobError if it is malformed."""
@@ -69,6 +70,7 @@ class UntrustedJob(rq.job.Job):
                 self.meta = {}
             self.group_id = None  # svdq has no groups, and RQ fails to delete a job whose group is gone
             self.owner = raw_data.get(keys.OWNER_FIELD.encode(), b"").decode(errors="replace")
+            self.waits_for = raw_data.get(keys.WAITS_FIELD.encode(), b"").decode(errors="replace")
             JobMeta.model_validate(self.meta)
             _Values.model_validate(self)
         except Exception as error:

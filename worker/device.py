@@ -114,6 +114,11 @@ def share_of_gpu(free: int, total: int, held: int, ranks_per_gpu: int) -> int:
     return min(total // ranks_per_gpu, held + free // ranks_per_gpu)
 
 
+def uuid_of(device: torch.device) -> str:
+    """Return the UUID of a GPU; "" of the processor."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
 def name_of(device: torch.device) -> str:
     """Return the kind of a device, such as "NVIDIA RTX A5000" or "cpu"."""
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"

@@ -30,6 +30,7 @@ class RankInfo(BaseModel):
     phase_weights: Mapping[Phase, int] = {}  # bytes that it holds in each phase, in rounds
     streamed_weights: int | None = None  # bytes for steps with `--offload blocks`, if it could
     device: str  # the kind of GPU, or cpu
+    gpu: str = ""  # the UUID of the GPU
     ranks_per_gpu: int = 1  # ranks that share the GPU, also of other groups
     #: Whether it has the encoders of photos, and the VAE decoder.
     encodes: bool = False
@@ -40,6 +41,10 @@ class RankInfo(BaseModel):
 
 class DoesNotFitError(SvdqError):
     """A video needs more memory than a rank has."""
+
+    def __init__(self, message: str, needed: str) -> None:
+        super().__init__(message)
+        self.needed = needed  # what it needs, such as "a GPU with 21.3 GB"
 
 
 class MemoryPlan:
@@ -52,17 +57,17 @@ class MemoryPlan:
 
         Without a `model`, which a capacity needs, everything fits.
         """
-        self._ranks = ranks
-        self._dtype = dtype
+        self.ranks = ranks
+        self.dtype = dtype
         self._model = model
-        self._workspace = workspace
+        self.workspace = workspace
 
     def admit(self, parameters: _Parameters) -> _Parameters:
         """Fill in an open decode_chunk_size with the largest that fits; raises DoesNotFitError if none does."""
         chunk = chunk_of(parameters)
         while (rank := self._lacking(wanted := parameters.model_copy(update={"decode_chunk_size": chunk}))) is not None:
             if chunk == 1 or parameters.decode_chunk_size is not None:
-                raise DoesNotFitError(self._sentence(wanted, rank))
+                raise DoesNotFitError(self._sentence(wanted, rank), self._needed(wanted, rank))
             chunk = parameters.smaller_chunk(chunk)
         return wanted
 
@@ -70,7 +75,7 @@ class MemoryPlan:
         """Return the ranks that can encode or decode a video; in any case the first, which encodes, or the last."""
         return tuple(
             rank
-            for rank, there in enumerate(self._ranks)
+            for rank, there in enumerate(self.ranks)
             if activity in self._in_any_case(rank)
             or (
                 (there.encodes if activity == "encode" else there.decodes)
@@ -80,28 +85,28 @@ class MemoryPlan:
 
     def _in_any_case(self, rank: int) -> list[Activity]:
         encodes: list[Activity] = ["encode"] if rank == 0 else []
-        return [*encodes, "decode"] if rank == len(self._ranks) - 1 else encodes
+        return [*encodes, "decode"] if rank == len(self.ranks) - 1 else encodes
 
     def need(self, rank: int, parameters: VideoParameters, *also: Activity) -> int:
         """Return the bytes that a rank needs: weights, and the largest peak of its activities and those in `also`."""
         return max(self._phases(rank, parameters, *also).values())
 
     def _phases(self, rank: int, parameters: VideoParameters, *also: Activity) -> dict[Phase, int]:
-        there, first = self._ranks[rank], self._ranks[0]
+        there, first = self.ranks[rank], self.ranks[0]
         assert self._model is not None
         steps: list[Activity] = ["step"] if there.components is None or there.components else []
         return bytes_by_phase(
             self._model,
-            self._dtype,
+            self.dtype,
             parameters,
             {*steps, *self._in_any_case(rank), *also},
             lambda phase: there.phase_weights.get(phase, there.weights),
-            workspace=self._workspace,
-            has_decoder=first.decodes or len(self._ranks) == 1,
+            workspace=self.workspace,
+            has_decoder=first.decodes or len(self.ranks) == 1,
         )
 
     def _would_fit_streamed(self, rank: int, parameters: VideoParameters) -> bool:
-        there, needs = self._ranks[rank], self._phases(rank, parameters)
+        there, needs = self.ranks[rank], self._phases(rank, parameters)
         if there.streamed_weights is None or there.capacity is None or "step" not in needs:
             return False
         needs["step"] += there.streamed_weights - there.phase_weights.get("step", there.weights)
@@ -110,23 +115,27 @@ class MemoryPlan:
     def _lacking(self, parameters: VideoParameters) -> int | None:
         excesses = {
             rank: self.need(rank, parameters) - there.capacity
-            for rank, there in enumerate(self._ranks)
+            for rank, there in enumerate(self.ranks)
             if there.capacity is not None
         }
         rank = max(excesses, key=lambda rank: excesses[rank], default=None)
         return rank if rank is not None and excesses[rank] > 0 else None
 
+    def _needed(self, parameters: VideoParameters, rank: int) -> str:
+        size = size_text(self.need(rank, parameters))
+        return f"{size} of memory" if self.ranks[rank].device == "cpu" else f"a GPU with {size}"
+
     def _sentence(self, parameters: VideoParameters, rank: int) -> str:
-        there = self._ranks[rank].capacity or 0
-        where = f"on rank {rank} of {len(self._ranks)}, which has {size_text(there)}"
+        there = self.ranks[rank].capacity or 0
+        where = f"on rank {rank} of {len(self.ranks)}, which has {size_text(there)}"
         chunk, num_bytes = chunk_of(parameters), self.need(rank, parameters)
         in_chunks = f", decoded {chunk} at a time," if chunk < parameters.num_frames else ""
         shape = f"{parameters.width}x{parameters.height} with {count(parameters.num_frames, 'frame')}{in_chunks}"
         smaller = "fewer frames, a smaller size" + (", a smaller --decode-chunk-size" if chunk > 1 else "")
-        device = self._ranks[rank].device
+        device = self.ranks[rank].device
         if self._would_fit_streamed(rank, parameters):
             advice = f"start the worker with --offload blocks, or choose {smaller}"
-        elif device != "cpu" and num_bytes <= max(each.capacity or 0 for each in self._ranks):
+        elif device != "cpu" and num_bytes <= max(each.capacity or 0 for each in self.ranks):
             advice = f"choose {smaller}, or leave the {device} out with CUDA_VISIBLE_DEVICES"
         else:
             advice = f"choose {smaller}, or grant more with --memory-limit"

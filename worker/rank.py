@@ -191,6 +191,7 @@ class Rank:
             complete=loaded.model.complete,
             embed=loaded.model.embed,
             loras=loras_for(run),
+            wait_for_able=run.settings.wait_for_able,
             upscales=run.settings.upscaler is not None,
             codec=self._codec,
             memory=plan,

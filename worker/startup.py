@@ -24,7 +24,7 @@ from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.files import private_folder
 from svdq.worker.config import RunConfig, can_stream, check_ranks, free_host_bytes
-from svdq.worker.device import capacity, check_computes, choose_device, name_of
+from svdq.worker.device import capacity, check_computes, choose_device, name_of, uuid_of
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.memory_plan import RankInfo
@@ -176,6 +176,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         phase_weights=phase_weights.by_phase if phase_weights else {},
         streamed_weights=streamed if can_stream(resolved) and compute.offload == "off" else None,
         device=name_of(device),
+        gpu=uuid_of(device),
         ranks_per_gpu=sharing,
         encodes=role.encode,
         decodes=role.decode,

@@ -154,6 +154,8 @@ def _waiting(job: JobView, estimate: Estimate) -> dict[str, Any]:
         state = estimate.reason
     if estimate.num_ahead is not None:
         state = "next" if estimate.num_ahead == 0 else f"{estimate.num_ahead:,} before it"
+    if job.waits_for:
+        state = " · ".join(filter(None, (f"waits for {job.waits_for}", state)))
     return _row(job, state, estimate)
 
 

@@ -58,6 +58,7 @@ class OwnFields(TypedDict):
     steps: int
     eta_s: float | None
     eta_reason: str | None
+    waits_for: str | None
     at: str | None
     priority: str
     duration_s: float | None
@@ -142,6 +143,7 @@ def _own(view: JobView, estimate: Estimate) -> OwnFields:
         "steps": view.steps,
         "eta_s": None if estimate.eta_s is None else round(estimate.eta_s, 1),
         "eta_reason": estimate.reason or None,
+        "waits_for": view.waits_for or None,
         "at": rfc3339(view.scheduled_at) if view.scheduled_at else None,
         "priority": priority_of(view.queue),
         "duration_s": None if view.duration_s is None else round(view.duration_s, 3),

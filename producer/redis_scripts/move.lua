@@ -8,6 +8,12 @@ for i = 3, #KEYS do
   if redis.call('lrem', KEYS[i], 1, ARGV[1]) > 0 then
     redis.call(ARGV[3], KEYS[2], unpack(ARGV, 4))
     redis.call('hset', KEYS[1], 'origin', ARGV[2])
+    if ARGV[3] == 'lpush' then
+      local time = redis.call('time') -- for leave.lua
+      redis.call('hset', KEYS[1], 'svdq_front', time[1] .. string.format('%06d', time[2]))
+    else
+      redis.call('hdel', KEYS[1], 'svdq_front')
+    end
     if ARGV[3] == 'rpush' then
       take_turns(KEYS[2], {ARGV[1]})
     end

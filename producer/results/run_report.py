@@ -194,6 +194,12 @@ def records_from_storage(storage: Storage, since: datetime, on_bad: Callable[[st
         )
 
 
+def left_to_others(connection: redis.Redis) -> Counter[str]:
+    """Count the queued jobs that workers leave to others, by what these wait for."""
+    job_ids = [job_id for queue in queues(connection) if queue.unable for job_id in queue.get_job_ids()]
+    return Counter(view.waits_for for view in view_many(connection, job_ids) if view.waits_for)
+
+
 def jobs_left(connection: redis.Redis) -> dict[str, int]:
     """Count the unfinished jobs of all queues by state."""
     of_queues = counts(connection).values()

@@ -10,6 +10,7 @@ from typing import Any
 from rq.job import JobStatus
 
 from svdq.pipeline.models.model_name import model_stem
+from svdq.producer.queue import unable_of
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupStatus, conditions_of
 from svdq.producer.status.video_costs import GroupCosts, Parameters, kind_of
@@ -22,6 +23,7 @@ STORAGE = "The storage is unavailable."
 DRAINING = "The workers take no more jobs."
 UNMEASURED = "No worker has finished a video of such a size yet."
 PUBLISHED = "By published times: no worker has finished a video of such a size yet."
+NOT_ABLE = "No running worker can make it."
 UNUPSCALED = "No worker has upscaled a video of such a size yet."
 
 
@@ -44,7 +46,9 @@ class Estimate:
     eta_s: float | None = None  # seconds until it is done; None if there is nothing to do or the time is unknown
     reason: str = ""  # why the time is unknown, or PUBLISHED, as a sentence; or ""
     condition: Condition | None = None  # what it waits for although a group has it
-    waits_for: str = ""  # in a group that works in rounds: "transformer_2, 12 before it"
+    #: In a group that works in rounds: "transformer_2, 12 before it"; of a job that some workers cannot make, what they
+    #: have not: "an upscaler".
+    waits_for: str = ""
 
     @property
     def by(self) -> str:
@@ -91,17 +95,23 @@ def estimate_jobs(
     ]
 
     @cache
-    def by(model: str) -> _Takers:
-        return _Takers(_running(model, groups), costs, pauses, no_group, sample)
+    def by(model: str, queue: str = "") -> _Takers:
+        return _Takers(_able(queue, _running(model, groups)), costs, pauses, no_group, sample)
 
     for job_id, view in queued.items():
-        taken = by(_model_of(view.parameters))
-        if reason := _what_lacks(view.parameters, groups):
-            found[job_id] = Estimate(reason=reason)
+        taken = by(_model_of(view.parameters), view.queue)
+        reason = _what_lacks(view.parameters, groups)
+        if groups and not reason and not _able(view.queue, groups):
+            reason = NOT_ABLE
+        if reason:
+            found[job_id] = Estimate(reason=reason, waits_for=view.waits_for)
         else:
             eta_s = taken.end_s(num_ahead[job_id], view.parameters, rests)
             found[job_id] = Estimate(
-                num_ahead=num_ahead[job_id], eta_s=eta_s, reason=taken.why_none if eta_s is None else taken.caveat
+                num_ahead=num_ahead[job_id],
+                eta_s=eta_s,
+                reason=taken.why_none if eta_s is None else taken.caveat,
+                waits_for=view.waits_for,
             )
     while ready := [view for view in deferred.values() if view.after and found.keys() >= {*view.after}]:
         for view in ready:
@@ -255,6 +265,12 @@ def _model_of(parameters: Parameters) -> str:
 def _running(model: str, groups: Sequence[GroupStatus]) -> list[GroupStatus]:
     """Return the groups that may make jobs for a model; of jobs for any, all."""
     return [group for group in groups if not model or model_stem(group.ranks[0].model) == model]
+
+
+def _able(queue: str, groups: Sequence[GroupStatus]) -> list[GroupStatus]:
+    """Return the groups that take the jobs of a queue that some leave to others; of other queues, all."""
+    unable = unable_of(queue)
+    return [group for group in groups if not (group.intake and group.intake.ability in unable)]
 
 
 def _what_lacks(parameters: Parameters, groups: Sequence[GroupStatus]) -> str:

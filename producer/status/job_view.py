@@ -18,7 +18,7 @@ from rq.results import Result
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.connection import session
-from svdq.producer.queue import ENDED, SvdqQueue, fetch, read_arguments, statuses
+from svdq.producer.queue import ENDED, SvdqQueue, fetch, read_arguments, statuses, unable_of
 from svdq.producer.records import JobMeta, JobResult
 from svdq.producer.settings import Settings
 from svdq.producer.text import MAX_SECONDS, rfc3339
@@ -62,6 +62,7 @@ class JobView:
     notes: dict[str, str] = field(default_factory=dict)
     owner: str = ""  # whose job it is; "" for jobs of earlier versions
     queue: str = ""
+    waits_for: str = ""  # what a worker that took it has not, such as `an upscaler`, while it waits for another one
     created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
     started_at: datetime | None = None  # by its worker; None before that or if never
     ended_at: datetime | None = None
@@ -177,6 +178,9 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         error = "The user stopped it; `svdq retry` queues it again."
     elif status == JobStatus.CANCELED.value:
         error = meta.canceled or None
+    is_left = status == JobStatus.QUEUED.value and unable_of(rq_job.origin)
+    if is_left and arguments is None:
+        error = None  # a newer version reads it
     return JobView(
         id=rq_job.id,
         status=status,
@@ -197,6 +201,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         notes=arguments.own_notes if arguments else {},
         owner=rq_job.owner if isinstance(rq_job, UntrustedJob) else "",
         queue=rq_job.origin,
+        waits_for=rq_job.waits_for if is_left and isinstance(rq_job, UntrustedJob) else "",
         created_at=rq_job.created_at,
         started_at=rq_job.started_at,
         ended_at=rq_job.ended_at,

@@ -67,6 +67,7 @@ class IntakeStatus(Record):
     places: Mapping[str, RoundPlace] = {}  # in rounds, of each job in flight
     round_size: Whole = 0
     loras: Mapping[str, str] = {}  # the LoRAs that jobs may choose: digests by name
+    ability: str = ""  # its id in `keys.ABILITIES`; "" of earlier versions
     failed_gpus: Mapping[str, str] = {}  # GPUs that have failed and were left out, each with the reason, a clause
 
 

@@ -180,13 +180,13 @@ def read_num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> Read[d
     lengths = dict(zip(found, answers, strict=False))
 
     def begin(name: str) -> int:
-        """Count the jobs of more urgent queues, without those that are for other models or LoRAs."""
+        """Count the jobs of more urgent queues, without those that are for other models or groups."""
         before = itertools.takewhile(lambda other: other != name, found)
         own = found[name]
         return sum(
             lengths[each]
             for each in before
-            if found[each].model in ("", own.model) and found[each].lora in ("", own.lora)
+            if found[each].model in ("", own.model) and found[each].unable <= own.unable
         )
 
     begins = {name: begin(name) for name in set(places.values())}

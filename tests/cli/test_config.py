@@ -36,6 +36,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "model": {"value": "preview", "source": "flag"},
         "owner": {"value": "studio", "source": "SVDQ_OWNER"},
         "fair": {"value": True, "source": "default"},
+        "wait_for_able": {"value": False, "source": "default"},
         "max_waiting": {"value": None, "source": "default"},
         "max_pixels": {"value": 1000, "source": "SVDQ_MAX_PIXELS"},
         "max_attempts": {"value": 5, "source": str(home / "svdq.toml")},

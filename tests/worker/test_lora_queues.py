@@ -10,12 +10,13 @@ import redis
 from svdq.pipeline.models.lora_folder import LoraFolder, digest_of
 from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer import job_control, keys
-from svdq.producer.queue import SvdqQueue
+from svdq.producer.queue import queues
 from svdq.producer.status import snapshot
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.registries import counts
-from svdq.worker.queue import group_worker
+from svdq.worker.ability import Ability
+from svdq.worker.queue import abilities
 from svdq.worker.queue.group_worker import GroupWorker
 from tests.conftest import Cli
 from tests.queued import enqueue
@@ -25,9 +26,11 @@ from tests.worker.jobs import JOB, pop, put
 
 
 def group(connection: redis.Redis, folder: Path | None, model: str | None = None) -> GroupWorker:
-    worker = GroupWorker(connection, on_stop=print, on_shutdown=print, loras=LoraFolder(folder), model=model)
+    worker = GroupWorker(
+        connection, on_stop=print, on_shutdown=print, loras=LoraFolder(folder), ability=Ability(model=model or "")
+    )
     worker.register_birth()
-    worker.find_loras()
+    worker.look_around()
     worker.renew_leases([])
     return worker
 
@@ -49,14 +52,16 @@ def test_a_job_waits_for_its_loras_and_goes_on_when_they_come(connection, tmp_pa
     assert taken is not None
     assert taken.rq_job.id == "plain"
     assert pop(without) is None
-    assert view(connection, "needs-a").queue == f"svdq-high:/{a.digest}"
-    assert counts(connection)[f"svdq-default:/{a.digest}"]["queued"] == 1
+    waiting = f"/{without.abilities.own.id}.{keys.WAIT}"
+    assert view(connection, "needs-a").queue == f"svdq-high:{waiting}"
+    assert view(connection, "needs-a").waits_for == "the LoRA a"
+    assert counts(connection)[f"svdq-default:{waiting}"]["queued"] == 1
     assert connection.hlen(keys.POPPED) == 0
     assert pop(with_a) is None
 
     (tmp_path / "new").mkdir()
     (tmp_path / "a.safetensors").rename(tmp_path / "new" / "mine.safetensors")
-    with_a.find_loras()
+    with_a.look_around()
     put(connection, "later", priority="high")
     taken = pop(with_a)
     assert taken is not None
@@ -66,20 +71,19 @@ def test_a_job_waits_for_its_loras_and_goes_on_when_they_come(connection, tmp_pa
     assert taken is not None
     assert taken.rq_job.id == "later"
     assert pop(with_a) is None
-    assert view(connection, "needs-both").queue == f"svdq-default:/{b.digest}"
+    assert view(connection, "needs-both").waits_for == "the LoRA b"
 
-    intake = IntakeStatus(worker="w", loras=dict(with_a.loras))
+    intake = IntakeStatus(worker="w", loras=dict(with_a.abilities.loras))
     save(connection, rank(0, num_ranks=1, intake=intake))
     reason = "No running worker has the LoRA b; put it into their folder SVDQ_LORAS."
     assert snapshot.estimate(connection, [view(connection, "needs-both")])["needs-both"].reason == reason
     assert "no running worker has the LoRA b" in svdq("status", "needs-both").stdout
 
     (tmp_path / "b.safetensors").rename(tmp_path / "new" / "b.safetensors")
-    with_a.find_loras()
+    with_a.look_around()
     taken = pop(with_a)
     assert taken is not None
     assert taken.rq_job.id == "needs-both"
-    assert taken.queue.name == f"svdq-default:/{b.digest}"
 
 
 @pytest.mark.parametrize("action", ["cancel", "move", "retry"])
@@ -90,11 +94,11 @@ def test_a_job_that_waits_for_a_lora_can_be_changed(connection, tmp_path, action
     assert pop(without) is None
     if action == "move":
         job_control.move(connection, "needs-a", front=True, priority="high")
-        assert view(connection, "needs-a").queue == "svdq-high"
+        assert view(connection, "needs-a").queue.startswith("svdq-high:")
     else:
         job_control.cancel(connection, "needs-a")
         assert view(connection, "needs-a").status == "canceled"
-        assert not SvdqQueue(f"svdq-default:/{a.digest}", connection=connection).get_job_ids()
+        assert not any(queue.get_job_ids() for queue in queues(connection))
     if action == "retry":
         job_control.retry(connection, "needs-a")
     taken = pop(group(connection, tmp_path))
@@ -106,8 +110,8 @@ def test_a_job_of_a_model_waits_for_a_group_with_both(connection, tmp_path) -> N
     of_model, with_a = group(connection, None, "own"), group(connection, tmp_path, "other")
     enqueue(connection, JOB.model_copy(update={"loras": (a,), "model": "own"}), "needs-a")
     assert pop(of_model) is None
-    assert view(connection, "needs-a").queue == f"svdq-default:own/{a.digest}"
-    with_a.find_loras()
+    assert view(connection, "needs-a").queue.startswith("svdq-default:own/")
+    with_a.look_around()
     assert pop(with_a) is None
     taken = pop(group(connection, tmp_path, "own"))
     assert taken is not None
@@ -117,13 +121,13 @@ def test_a_job_of_a_model_waits_for_a_group_with_both(connection, tmp_path) -> N
 def test_nothing_waits_for_a_folder_of_loras_that_hangs(connection, tmp_path, monkeypatch) -> None:
     (a,) = choose(tmp_path, "a")
     worker = group(connection, tmp_path)
-    assert worker.loras == {"a": a.digest}
-    monkeypatch.setattr(group_worker, "LISTING_S", 0.1)
+    assert worker.abilities.loras == {"a": a.digest}
+    monkeypatch.setattr(abilities, "LISTING_S", 0.1)
     answers = threading.Event()
     monkeypatch.setattr(LoraFolder, "digests", lambda self: answers.wait(60) and {})
     started = time.monotonic()
-    worker.find_loras()
+    worker.look_around()
     assert time.monotonic() - started < 10
-    assert worker.loras == {"a": a.digest}, "those that it had before"
+    assert worker.abilities.loras == {"a": a.digest}, "those that it had before"
     answers.set()
-    wait_until(lambda: worker.find_loras() or worker.loras == {})
+    wait_until(lambda: worker.look_around() or worker.abilities.loras == {})

@@ -4,6 +4,7 @@ import pytest
 import redis
 
 from svdq.producer.status.job_view import view
+from svdq.worker.ability import Ability
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
 from tests.queued import SvdJob, enqueue
@@ -21,7 +22,8 @@ def test_a_group_takes_the_jobs_for_its_model_first_and_none_for_others(connecti
     ):
         enqueue(connection, JOB.model_copy(update={"model": model}), job_id, priority)
     mine, yours = (
-        GroupWorker(connection, on_stop=print, on_shutdown=print, model=model) for model in ("mine", "yours")
+        GroupWorker(connection, on_stop=print, on_shutdown=print, ability=Ability(model=model))
+        for model in ("mine", "yours")
     )
     mine.start()
     yours.start()
@@ -41,7 +43,8 @@ def test_a_group_takes_the_jobs_for_its_model_first_and_none_for_others(connecti
 def test_a_group_of_another_model_returns_the_jobs_of_a_dead_one(connection: redis.Redis) -> None:
     enqueue(connection, JOB.model_copy(update={"model": "yours"}), "own")
     mine, yours = (
-        GroupWorker(connection, on_stop=print, on_shutdown=print, model=model) for model in ("mine", "yours")
+        GroupWorker(connection, on_stop=print, on_shutdown=print, ability=Ability(model=model))
+        for model in ("mine", "yours")
     )
     mine.start()
     yours.start()

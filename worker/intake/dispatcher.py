@@ -150,6 +150,7 @@ class Dispatcher:
     def _more_will_come(self) -> bool:
         """Whether a burst continues because a job is about to be queued; log how many remain for later if not."""
         self._recovery.unknown(self._reporter.execution_ids, is_last=True)
+        self._worker.look_around()  # what others have just left to this group
         due, later = self._worker.num_scheduled()
         if due:
             return True

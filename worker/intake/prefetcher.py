@@ -49,6 +49,7 @@ class IntakeOptions:
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
     embed: Callable[[VideoParameters], object] = lambda parameters: None  # prompts ahead of time
     loras: LoraFolder = NO_LORAS  # LoRAs that jobs may choose; jobs with others are left to other groups
+    wait_for_able: bool = False  # whether jobs that no group can make wait for one; they fail otherwise
     upscales: bool = False  # whether the group has an upscaler; jobs that need one fail otherwise
     codec: Codec | None = None  # reads the latents of finished videos; None: their files are read
     max_attempts: int = 2  # number of crashes of a rank after which the job it computes is set aside

@@ -14,13 +14,13 @@ from collections.abc import Callable
 import redis
 
 from svdq.pipeline.loop.protocols import Report, Request, Source
-from svdq.pipeline.models.model_name import model_stem
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.producer import keys
 from svdq.producer.queue import ENDED, statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count
+from svdq.worker.ability import Ability
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.intake.dispatcher import Dispatcher
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher
@@ -105,8 +105,10 @@ class Intake(Source):
             on_stop=self._stop_job,
             on_shutdown=self.drain,
             is_burst=options.burst,
-            model=model_stem(model.name),
+            ability=Ability.of(model, options.memory, upscales=options.upscales),
+            gpus=[rank.gpu for rank in options.memory.ranks if rank.gpu],
             loras=options.loras,
+            wait_for_able=options.wait_for_able,
         )
         self._recovery = Recovery(self._worker, options.max_attempts)
         self._wake = threading.Event()
@@ -121,7 +123,7 @@ class Intake(Source):
         self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()  # jobs named by RQ's stop commands
         #: Whether the group is registered in Redis and has taken back the jobs of its dead predecessors.
         self._begun = False
-        self._loras_at = self._due_at = self._maintain_at = self._clean_up_at = self._sweep_at = 0.0
+        self._look_at = self._due_at = self._maintain_at = self._clean_up_at = self._sweep_at = 0.0
         self._busy_at = time.monotonic()  # when jobs were last in flight
         self._closing = threading.Event()
         self._give_up_at: float | None = None  # when to stop waiting for Redis at the end
@@ -158,7 +160,8 @@ class Intake(Source):
             failed=self._reporter.num_failed,
             pace_s=self._reporter.pace.seconds(time.monotonic()),
             draining=self._dispatcher.draining.is_set(),
-            loras=self._worker.loras,
+            loras=self._worker.abilities.loras,
+            ability=self._worker.abilities.own.id,
         )
 
     @property
@@ -247,9 +250,9 @@ class Intake(Source):
             self._recovery.at_start(self._options.suspects)
             self._leases.start()
             self._begun = True
-        if time.monotonic() >= self._loras_at:
-            self._worker.find_loras()
-            self._loras_at = time.monotonic() + BEAT_S
+        if time.monotonic() >= self._look_at:
+            self._worker.look_around()
+            self._look_at = time.monotonic() + BEAT_S
         while not self._stops.empty():
             self._reporter.cancel(self._stops.get())
         self._reporter.write_ends()

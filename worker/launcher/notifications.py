@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Self
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
 from svdq.producer.connection import clock_of, session
 from svdq.producer.pauses import read_pauses
-from svdq.producer.results.run_report import RunReport, jobs_left, records_from_redis, records_from_storage, summarize
+from svdq.producer.results.run_report import (
+    RunReport,
+    jobs_left,
+    left_to_others,
+    records_from_redis,
+    records_from_storage,
+    summarize,
+)
 from svdq.producer.settings import Settings, scheme_of
 from svdq.producer.status.ranks import conditions_of, read_groups
 from svdq.producer.storage.storage import Storage
+from svdq.producer.text import count
 from svdq.worker.launcher.launcher import Ending
 
 if TYPE_CHECKING:
@@ -27,6 +35,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 10.0  # seconds between two searches for problems
 AGAIN_S = 600.0  # seconds without a problem after which it is sent again
 CLOSE_S = 20.0  # seconds that the end of a run waits for slow services
+NOT_ABLE = "It ended because the queued jobs wait for other workers:"  # the ending of a burst that cannot make them
 NOT_TAKEN = "It ended because no jobs are taken."  # the ending of a burst that found intake paused
 
 
@@ -146,24 +155,35 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> R
         now = clock_of(connection)  # what other hosts have ended has its times
         started_at = now - lasted
         records = list(records_from_redis(connection, started_at, now, logger.warning))
-        left = jobs_left(connection)
+        left, of_others = jobs_left(connection), left_to_others(connection)
         reasons = read_pauses(connection)
     try:
         records += records_from_storage(Storage(settings.storage), started_at, logger.warning)
     except UnavailableError as error:
         logger.warning("The report has only the jobs that Redis still knows: %s", error)
-    why = why_ended(ending, started_at, left=left, pauses=reasons)
+    why = why_ended(ending, started_at, left=left, pauses=reasons, of_others=of_others)
     return summarize(records, left, since=started_at, until=now, ending=why)
 
 
 def exit_code(ending: Ending, report: RunReport) -> int:
-    """Return the exit code of a run: 1 also for a burst in which all videos failed, or which found the queue paused."""
+    """Return the exit code of a run: 1 also for a burst whose videos all failed, or that could take no more."""
     all_failed = report.count("failed") > 0 and not report.count("finished")
-    return ending.code or int(ending.burst and (all_failed or report.ending.startswith(NOT_TAKEN)))
+    return ending.code or int(ending.burst and (all_failed or report.ending.startswith((NOT_TAKEN, NOT_ABLE))))
 
 
-def why_ended(ending: Ending, started_at: datetime, *, left: Mapping[str, int], pauses: Sequence[str]) -> str:
-    """Return why a run ended, as a sentence; `left` counts the unfinished jobs by state, `pauses` are sentences."""
+def why_ended(
+    ending: Ending,
+    started_at: datetime,
+    *,
+    left: Mapping[str, int],
+    pauses: Sequence[str],
+    of_others: Mapping[str, int] | None = None,
+) -> str:
+    """Return why a run ended, as a sentence.
+
+    `left` counts the unfinished jobs by state, `pauses` are sentences, and `of_others` counts the jobs that wait for
+    other workers by what these have.
+    """
     if ending.ended_by == "signal":
         return "It was stopped by a signal."
     if ending.code:
@@ -176,4 +196,7 @@ def why_ended(ending: Ending, started_at: datetime, *, left: Mapping[str, int], 
         return f"It ended at the time given, {time_given}."
     if left.get("queued") and pauses:
         return f"{NOT_TAKEN} {pauses[0]}"
+    if of_others:
+        waits = (f"{count(number, 'job')} for {what}" for what, number in of_others.items())
+        return f"{NOT_ABLE} {', '.join(waits)}."
     return "It ended because the queue was empty."

@@ -1,9 +1,8 @@
 """An RQ worker that holds several executions at once, written against rq 3.0; runs nothing that a job names."""
 
 import logging
-import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
@@ -19,16 +18,16 @@ from rq.worker import WorkerStatus
 from rq.worker_registration import register
 
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
-from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer import keys
 from svdq.producer.clock import CLOCK
-from svdq.producer.job import Job
 from svdq.producer.job_control import cancel_rest
 from svdq.producer.queue import RENDER, SvdqQueue, priority_of, queue_of, queues, read_arguments
 from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of, restored
+from svdq.worker.ability import Ability
 from svdq.worker.active_job import ActiveJob
 from svdq.worker.queue import scripts
+from svdq.worker.queue.abilities import Abilities
 from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, RqWorker
 
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 #: Due jobs that are queued, and jobs that are refused, at most, between two renewals of leases.
 PROMOTED_AT_ONCE, LOOKED_AT_ONCE = 500, 100
-LISTING_S = 1.0  # seconds that leases may wait for a folder of LoRAs
 UNREADABLE = (
     "Its parameters are not those of a job of this version of svdq; if a newer one submitted it, `svdq retry` it when "
     "the workers are upgraded."
@@ -46,19 +44,28 @@ UNREADABLE = (
 class GroupWorker(RqWorker):
     """The RQ worker of a group of ranks."""
 
-    def __init__(self, connection: redis.Redis, *, loras: LoraFolder = NO_LORAS, **handlers: Any) -> None:
-        super().__init__(connection, **handlers)
+    queues: list[SvdqQueue]  # type: ignore[assignment]  # RQ types them as its own
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        *,
+        ability: Ability = Ability(),  # noqa: B008 - frozen
+        gpus: Sequence[str] = (),
+        loras: LoraFolder = NO_LORAS,
+        wait_for_able: bool = False,
+        **handlers: Any,
+    ) -> None:
+        """Make it, as `RqWorker` and `Abilities`, without registering it."""
+        super().__init__(connection, model=ability.model or None, **handlers)
         self._due: deque[tuple[rq.Queue, bytes]] = deque()
-        self._lora_folder = loras
-        self._listing = threading.Thread()  # lists that folder, which may be a share that does not answer
-        self._listed: Mapping[str, str] = {}
-        self._always = [queue for queue in self.queues if isinstance(queue, SvdqQueue)]  # whatever LoRAs there are
-        self.loras: Mapping[str, str] = {}  # the LoRAs that jobs may choose: digests by name
+        self._always = self.queues  # whatever it can make
+        self.abilities = Abilities(connection, ability, self.name, gpus=gpus, loras=loras, wait_for_able=wait_for_able)
 
     def start(self) -> None:
         """Register in RQ and listen for commands; see `RqWorker`."""
         super().start()
-        self.find_loras()
+        self.look_around()
 
     def renew_leases(self, active_jobs: Iterable[ActiveJob], connection: redis.Redis | None = None) -> list[ActiveJob]:
         """Renew the leases of the worker and of all executions; return the jobs that are lost.
@@ -83,22 +90,13 @@ class GroupWorker(RqWorker):
         scripts.check_answers(renewed)
         return [active for active, answer in zip(active_jobs, renewed, strict=True) if answer != 1]
 
-    def find_loras(self) -> None:
-        """Also take jobs queued for LoRAs that are now here, before the others, as they are older."""
-        if self._lora_folder.folder is None:
-            return
-        if not self._listing.is_alive():
-            self._listing = threading.Thread(target=self._list_loras, name="loras", daemon=True)
-            self._listing.start()
-        self._listing.join(LISTING_S)
-        self.loras = self._listed
-        digests, models = {*self.loras.values()}, {"", *(queue.model for queue in self._always)}
-        others = [each for each in queues(self.connection) if each.lora in digests] if digests else []
-        mine: list[rq.Queue] = [*(each for each in others if each.model in models), *self._always]
+    def look_around(self) -> None:
+        """Say what this group can make, and choose the queues: before its own, those that other groups leave to it."""
+        self.abilities.look()
+        models = {"", *(queue.model for queue in self._always)}
+        left = [each for each in queues(self.connection) if each.unable and each.model in models]
+        mine = [*filter(self.abilities.reads, left), *self._always]
         self.queues = sorted(mine, key=lambda queue: keys.PRIORITIES.index(priority_of(queue.name)))
-
-    def _list_loras(self) -> None:
-        self._listed = self._lora_folder.digests()
 
     def forget(self, active: ActiveJob, connection: redis.Redis | None = None) -> None:
         """Remove the record of an execution that was lost, without changing its job."""
@@ -203,16 +201,15 @@ class GroupWorker(RqWorker):
             return None
         refusal = refusal_of(rq_job)
         arguments = None if refusal else read_arguments(rq_job)
+        if not refusal and (lacking := self.abilities.lacking(queue, arguments, rq_job.kwargs)):
+            target = queue_of(self.connection, priority_of(queue.name), queue.model, lacking.unable)
+            if scripts.leave(self.connection, self.name, queue, target, rq_job.id, lacking.waits_for):
+                logger.info("Job %s waits for %s, which this group has not.", rq_job.id, lacking.waits_for)
+            return None
         if arguments is None:
             reason = refusal or UNREADABLE
             logger.error("Job %s was refused: %s", rq_job.id, reason)
             self.fail_popped(rq_job, queue, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
-            return None
-        if lora := self._missing_lora(arguments.job):
-            logger.info("Job %s waits for a worker with the LoRA %s.", rq_job.id, lora.name)
-            priority = priority_of(queue.name)
-            target = queue_of(self.connection, priority, arguments.job.model, lora.digest)
-            scripts.move_popped(self.connection, queue, target, rq_job.id)
             return None
         if found.is_canceled:
             cancel_rest(self.connection, [rq_job.id])
@@ -223,13 +220,6 @@ class GroupWorker(RqWorker):
         return ActiveJob(
             rq_job=rq_job, queue=queue, execution=execution, arguments=arguments, is_suspect=found.is_suspect
         )
-
-    def _missing_lora(self, job: Job) -> LoraChoice | None:
-        """Return a LoRA of a job that this group has not; None if it has all."""
-        lacks = [each for each in job.loras if each.digest and each.digest not in self.loras.values()]
-        if lacks:  # it may have come since
-            self.find_loras()
-        return next((each for each in lacks if each.digest not in self.loras.values()), None)
 
     def _begin(self, jobs: Sequence[ActiveJob], now_s: float) -> list[ActiveJob]:
         """Start the executions of popped jobs; return those that were not canceled, deleted or returned meanwhile."""

@@ -17,6 +17,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from svdq.producer import keys, lua
 from svdq.producer.outbox import Event
+from svdq.producer.queue import SvdqQueue
 from svdq.producer.untrusted_job import key_of
 
 MISSING_S = 60  # seconds after which a scheduled job without a record counts as deleted
@@ -27,7 +28,7 @@ HAS_DEPENDENTS = 2  # the answer of end.lua for a job that others depend on
 class QueuedJob(NamedTuple):
     """A job as a queue has it."""
 
-    queue: rq.Queue
+    queue: SvdqQueue
     job_id: bytes
     record: dict[bytes, bytes]  # empty if there is none, or it is known
     is_canceled: bool  # while it returned to its queue
@@ -69,7 +70,7 @@ def check_answers(answers: Iterable[object]) -> None:
 
 def pop(
     connection: redis.Redis,
-    queues: Sequence[rq.Queue],
+    queues: Sequence[SvdqQueue],
     worker_name: str,
     number: int = 1,
     *,
@@ -142,12 +143,10 @@ def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> 
     pipeline.hdel(keys.POPPED, job_id)
 
 
-def move_popped(connection: redis.Redis, queue: rq.Queue, target: rq.Queue, job_id: str) -> None:
-    """Put a popped job at the end of another queue."""
-    connection.sadd(rq.Queue.redis_queues_keys, target.key)
-    names = (key_of(job_id), target.key, queue.intermediate_queue_key)
-    lua.run(connection, "move", names, job_id, target.name, "rpush", job_id)
-    connection.hdel(keys.POPPED, job_id)
+def leave(connection: redis.Redis, worker_name: str, queue: rq.Queue, target: rq.Queue, job_id: str, for_: str) -> bool:
+    """Move a popped job to the queue of other groups, where it waits `for_` something; return whether it was there."""
+    names = (keys.POPPED, key_of(job_id), rq.Queue.redis_queues_keys, queue.intermediate_queue_key, target.key)
+    return bool(lua.run(connection, "leave", names, job_id, worker_name, target.name, for_))
 
 
 def return_to_queue(
