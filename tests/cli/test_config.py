@@ -47,6 +47,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "memory_limit": {"value": None, "source": "default"},
         "weights": {"value": "auto", "source": "default"},
         "worker_options": {"value": "--ranks 2", "source": str(home / "svdq.toml")},
+        "on_demand": {"value": None, "source": "default"},
         "loras": {"value": None, "source": "default"},
         "output": {"value": "", "source": "default"},
         "upscaler": {"value": None, "source": "default"},
