@@ -21,7 +21,7 @@ from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer import keys, lua
 from svdq.producer.connection import server_url
 from svdq.producer.processes import scope
-from svdq.producer.queue import SvdqQueue, queue_of
+from svdq.producer.queue import SvdqQueue, queue_of, queues
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import RankStatus, Rest
 from svdq.worker import run_folder
@@ -103,10 +103,16 @@ class _Keeper:
 
     def _queues_of(self, connection: redis.Redis, number: int) -> list[str]:
         found = run_folder.read_idle(self._groups[number].run_dir)
-        if found is not None:
-            return found
-        models = dict.fromkeys((model_stem(self._model.name), None))
-        return [queue_of(connection, priority, name).name for priority in keys.PRIORITIES for name in models]
+        if found is None:
+            models = dict.fromkeys((model_stem(self._model.name), None))
+            found = [queue_of(connection, priority, name).name for priority in keys.PRIORITIES for name in models]
+        ability, of_models = self._ability_of(number), {SvdqQueue(name, connection=connection).model for name in found}
+        left = (each for each in queues(connection) if each.unable and each.model in of_models)
+        return [*found, *(each.name for each in left if ability not in each.unable)]
+
+    def _ability_of(self, number: int) -> str:
+        intakes = (record.intake for record in self._records[number] if record.intake)
+        return next((intake.ability for intake in intakes), "")
 
     def _wake(self, resting: Sequence[int], num_waiting: int) -> None:
         """Have as many groups start as there are jobs, less those that start already."""
@@ -128,7 +134,13 @@ class _Keeper:
             rest_now = rest.model_copy(update={"start_s": max(0.0, rest.start_s - (now - rest.since))})
         else:
             rest_now = rest
+        ability = self._ability_of(number).encode()
+        members: list[bytes] = connection.zrange(keys.ABILITIES, 0, -1)  # type: ignore[assignment]
         with connection.pipeline(transaction=False) as pipeline:
+            pipeline.expire(f"{keys.ABILITY}{ability.decode()}", keys.ABILITY_TTL_S)
+            for member in members:
+                if member.partition(b" ")[0] == ability:
+                    pipeline.zadd(keys.ABILITIES, {member: now}, xx=True)
             for record in self._records[number]:
                 activity = "starting" if rest.reason == "starting" else "asleep"
                 record.model_copy(update={"at": now, "activity": activity, "rest": rest_now}).save(pipeline)
