@@ -56,6 +56,8 @@ def make_server(tools: Tools = TOOLS, local: Request | None = None) -> Server[An
         try:
             return await _call(tools, caller, params)
         except Exception as error:
+            if local is not None and isinstance(error, SvdqError):  # as a command says it, with folders
+                return _failed(str(error))
             if not isinstance(error, ApiError | SvdqError):
                 logger.exception("The tool %r failed:", params.name[:80])
             return _failed(str(as_api_error(request, error)))

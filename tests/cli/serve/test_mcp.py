@@ -175,6 +175,16 @@ def test_plans_are_those_of_the_command(svdq: Cli) -> None:
     over_stdio(use)
 
 
+def test_the_user_of_the_machine_reads_what_a_command_would_say(home: Path, tmp_path: Path) -> None:
+    async def use(client: Any) -> None:
+        missing = str(tmp_path / "cup.jpg")
+        assert await refused(client, "submit", photo=missing) == f"There is no file {missing!r}; check its path."
+        assert "'/dev/zero' cannot be read" in await refused(client, "submit", photo="/dev/zero")
+        assert "The Redis server" in await refused(client, "fetch", video_id=VIDEO_ID, folder=str(tmp_path))
+
+    over_stdio(use, SVDQ_REDIS_URL="redis://127.0.0.1:1/0")
+
+
 def test_a_named_token_sees_its_owners_videos_first(server: Server, svdq: Cli, connection: redis.Redis) -> None:
     token = json.loads(svdq("serve", "token", "add", "ana", "--json").stdout)["token"]
     for number, owner in enumerate(("ana", "ben", "ben")):
