@@ -1,9 +1,11 @@
 """`svdq worker --on-demand`: the ranks end while there is nothing to do, and start again for a job."""
 
 import json
+import re
 import shutil
 import signal
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -68,8 +70,14 @@ def test_ranks_end_while_there_is_no_job_and_start_for_the_next_one(site, until,
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_sleeping_worker_ends_at_once_and_leaves_nothing(site, until, number: signal.Signals) -> None:
-    group = site.start(1, "--on-demand", "0s")
+    group = site.start(1, "--on-demand", "0s", "--metrics-port", "0")
     until(lambda: asleep(site), lambda: group.text)
+    url = re.search(r"http://\S+/metrics", group.text)
+    assert url is not None, group.text
+    with urllib.request.urlopen(url[0]) as answer:
+        metrics = answer.read().decode()
+    assert 'svdq_group_asleep{group="0"} 1.0\n' in metrics
+    assert 'svdq_group_ranks_up{group="0"} 0.0\n' in metrics
     code, _ = group.stop(number)
     assert code == 0, group.text
     assert read_groups(site.connection) == []

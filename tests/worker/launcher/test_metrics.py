@@ -51,6 +51,7 @@ class Ranks:
 
     num_ranks = 2
     is_running = True
+    is_resting = False
     num_failed_gpus = 1
 
     def running_pids(self) -> dict[int, int]:
@@ -190,6 +191,7 @@ def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
     assert len([name for name, _ in samples if name == "svdq_rank_busy_ratio"]) == 1
     assert total(samples, "svdq_group_ranks_up") == 1
     assert total(samples, "svdq_group_failed_gpus") == 1
+    assert total(samples, "svdq_group_asleep") == 0
 
 
 def test_the_memory_of_redis_is_served(own_server: Path, connection: redis.Redis) -> None:
@@ -202,7 +204,7 @@ def test_while_redis_is_away_the_launcher_answers() -> None:
     away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
     samples = collected(away)
     assert total(samples, "svdq_redis_up") == 0
-    of_group = {f"svdq_group_{name}" for name in ("ranks", "ranks_up", "failed_gpus")}
+    of_group = {f"svdq_group_{name}" for name in ("ranks", "ranks_up", "asleep", "failed_gpus")}
     assert {name for name, _ in samples} == {"svdq_redis_up", "svdq_build_info"} | of_group
 
 
