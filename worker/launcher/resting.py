@@ -90,8 +90,8 @@ class _Keeper:
     def _look(self, connection: redis.Redis) -> None:
         rests = {number: group.rest for number, group in enumerate(self._groups)}
         self._remove(connection, [number for number in self._records if rests[number] is None])
-        resting = [number for number, group in enumerate(self._groups) if group.is_resting]
-        if not resting and not any(rests.values()):
+        resting = [number for number, rest in rests.items() if rest is not None and rest.reason != "starting"]
+        if not any(rests.values()):
             return
         for number, rest in rests.items():
             if rest is not None:
