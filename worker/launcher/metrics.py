@@ -15,8 +15,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from svdq.pipeline.errors import InputError
+from svdq.producer import keys
 from svdq.producer.status.ranks import RankStatus
 from svdq.producer.status.snapshot import Snapshot, take
+from svdq.worker.launcher.webhooks import StoredEvent
 
 if TYPE_CHECKING:
     from svdq.worker.launcher.torchrun import GroupProcess
@@ -51,6 +53,7 @@ FAMILIES = (
     MetricSpec("svdq_jobs", "gauge", "Number of jobs by queue and state", ("queue", "state")),
     MetricSpec("svdq_queue_eta_seconds", "gauge", "Time until all jobs that wait or are in flight will be done"),
     MetricSpec("svdq_pauses", "gauge", "Number of reasons for which no jobs are taken"),
+    MetricSpec("svdq_webhook_wait_seconds", "gauge", "How long the oldest webhook has waited until it is accepted"),
     MetricSpec("svdq_group_restarts_total", "counter", "Restarts of the ranks of a group because one died", _GROUP),
     MetricSpec("svdq_jobs_in_flight", "gauge", "Number of jobs that a group has taken and not ended", _GROUP),
     MetricSpec("svdq_videos_finished_total", "counter", "Videos finished", _GROUP),
@@ -122,6 +125,9 @@ class LauncherCollector(Collector):
         if snapshot.estimate.eta_s is not None:
             yield "svdq_queue_eta_seconds", (), (snapshot.estimate.eta_s,)
         yield "svdq_pauses", (), (len(snapshot.pauses),)
+        oldest: Any = self._connection.xrange(keys.WEBHOOKS, count=1)
+        waits_s = (snapshot.at - StoredEvent.of(*each).created_s for each in oldest)
+        yield "svdq_webhook_wait_seconds", (), (max([0.0, *waits_s]),)
         memory: Any = self._connection.info("memory")
         if memory["maxmemory"]:
             yield "svdq_redis_memory_ratio", (), (memory["used_memory"] / memory["maxmemory"],)

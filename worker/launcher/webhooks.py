@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple, Self
@@ -48,6 +49,12 @@ class StoredEvent(NamedTuple):
     entry: str  # its id there: milliseconds by the clock of Redis, a number
     type: str
     video: str
+
+    @classmethod
+    def of(cls, entry: bytes, fields: Mapping[bytes, bytes]) -> "StoredEvent":
+        """Read an entry of the stream, which anyone with access to Redis may have written."""
+        parts = (entry, fields.get(b"type", b""), fields.get(b"id", b""))
+        return cls(*(part.decode(errors="replace") for part in parts))
 
     @property
     def id(self) -> str:
@@ -164,18 +171,14 @@ class Webhooks:
         page: Any = connection.xrange(keys.WEBHOOKS, count=PAGE)
         while page:
             for entry, fields in page:
-                event = StoredEvent(*(_text(part) for part in (entry, fields.get(b"type"), fields.get(b"id"))))
+                event = StoredEvent.of(entry, fields)
                 if event.video not in passed:
                     passed.add(event.video)
                     found.append(event)
                 if len(found) == number:
                     return found
-            page = connection.xrange(keys.WEBHOOKS, f"({_text(page[-1][0])}", count=PAGE)
+            page = connection.xrange(keys.WEBHOOKS, b"(" + page[-1][0], count=PAGE)
         return found
-
-
-def _text(part: bytes | None) -> str:
-    return (part or b"").decode(errors="replace")
 
 
 def _delay_s(attempts: int) -> float:

@@ -194,6 +194,14 @@ def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
     assert total(samples, "svdq_group_asleep") == 0
 
 
+def test_the_wait_of_the_oldest_webhook_is_served(connection: redis.Redis) -> None:
+    assert total(collected(connection), "svdq_webhook_wait_seconds") == 0
+    for age_s in (600, 60):
+        entry = f"{int((time.time() - age_s) * 1000)}-0"
+        connection.xadd(keys.WEBHOOKS, {"type": "video.created", "id": "a"}, id=entry)
+    assert 600 <= total(collected(connection), "svdq_webhook_wait_seconds") < 660
+
+
 def test_the_memory_of_redis_is_served(own_server: Path, connection: redis.Redis) -> None:
     assert "svdq_redis_memory_ratio" not in {name for name, _ in collected(connection)}
     connection.config_set("maxmemory", 2 * connection.info("memory")["used_memory"])
