@@ -9,23 +9,33 @@ weights and 15 GB of others for a while, DIR needs 64 GB. gpu_checks/wheels.txt 
 import argparse
 import math
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_checks import formats, night, parts, runs
 from gpu_checks.check import Check, OutOfTime
 
 from svdq.worker.launcher.gpus import memory_of_gpus
 
-#: What each section does, the most valuable of what takes minutes first.
-SECTIONS: Mapping[str, Callable[[Check], None]] = {
-    "runs": runs.runs,
-    "formats": formats.formats,
-    "speed": parts.speed,
-    "memory": parts.memory,
-    "night": night.night,
+
+class Section(NamedTuple):
+    """Some tasks, and what writes the models that they need."""
+
+    run: Callable[[Check], object]
+    write_models: Callable[[Check], object] = lambda _: None
+
+
+#: The most valuable of what takes minutes first.
+SECTIONS: Mapping[str, Section] = {
+    "runs": Section(runs.runs),
+    "formats": Section(formats.formats, formats.write_models),
+    "speed": Section(parts.speed, lambda check: parts.write_models(check, parts.SPEED)),
+    "memory": Section(parts.memory, lambda check: parts.write_models(check, parts.MEMORY)),
+    "night": Section(night.night, night.night_model),
 }
 
 
@@ -46,9 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = Check(options.scratch.resolve(), options.device, options.total_s, _where(options.device))
     if options.again:
         check.forget_failed()
+    sections = [SECTIONS[name] for name in options.only or SECTIONS]
+    if check.on_gpu:  # models take a minute, in which the first section runs
+        threading.Thread(target=lambda: [each.write_models(check) for each in sections], daemon=True).start()
     try:
-        for name in options.only or SECTIONS:
-            SECTIONS[name](check)
+        for each in sections:
+            each.run(check)
     except OutOfTime:
         print("No time is left: the same command again goes on from here.")  # noqa: T201
     return check.finish()

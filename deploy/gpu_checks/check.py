@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,12 +213,16 @@ def _kill_rank(home: Path, num_videos: int, killed: Path) -> None:
                 return
 
 
+_WRITING: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+
+
 def write_once(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Write a model into a folder, unless an earlier run has written all of it; return the folder."""
+    """Write a model into a folder, unless this run or an earlier one has written all of it; return the folder."""
     whole = folder.with_name(f"{folder.name}-is-whole")
-    if not whole.exists():
-        write(folder)
-        whole.touch()
+    with _WRITING[folder]:
+        if not whole.exists():
+            write(folder)
+            whole.touch()
     return folder
 
 

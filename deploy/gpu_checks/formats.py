@@ -65,9 +65,19 @@ def formats(check: Check) -> None:
             check.task(f"Formats of {family}, {width}", partial(_compare, check, family, width))
 
 
-def _compare(check: Check, family: str, width: str) -> None:
+def write_models(check: Check) -> None:
+    """Write the large models of the section."""
+    for family in SHAPES["wide"]:
+        _model(check, family, "wide")
+
+
+def _model(check: Check, family: str, width: str) -> Path:
     write = {"wan": partial(write_wide_wan, num_layers=LAYERS), "ltx": write_wide_ltx}[family]
-    folder = write_once(check.folder / f"{family}-{width}", partial(write, narrow=width == "narrow"))
+    return write_once(check.folder / f"{family}-{width}", partial(write, narrow=width == "narrow"))
+
+
+def _compare(check: Check, family: str, width: str) -> None:
+    folder = _model(check, family, width)
     path = check.folder / "formats.json"
     check.run("gpu_checks.formats", "--model", folder, *check.device, "--shape", SHAPES[width][family], "--json", path)
     rows = json.loads(path.read_text(encoding="utf-8"))

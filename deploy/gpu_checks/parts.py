@@ -47,13 +47,13 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "tiles": {"decode_chunk_size": 1},
 } | {each: {"attention": each.split()[1]} for each in ATTENTION}
 #: Model, part, and the ways beside the plain one.
-SPEED = [
+SPEED: Sequence[tuple[str, Activity, Sequence[str]]] = [
     ("wan-2", "step", [*ATTENTION, "compiled", "int8"]),
     ("svd", "step", ["compiled"]),
     ("wan-2", "encode", ["channels last"]),
     ("wan-2", "decode", ["channels last"]),
 ]
-MEMORY = [
+MEMORY: Sequence[tuple[str, Activity, Sequence[str]]] = [
     ("svd", "decode", ["8 frames at a time", "1 frame at a time"]),
     ("wan-2", "decode", ["tiles"]),
     ("wan", "step", ["streamed"]),
@@ -71,6 +71,12 @@ def memory(check: Check) -> None:
     """Measure the memory of decodes, of streamed blocks, and of loading."""
     for task in MEMORY:
         check.task(f"Memory of the {task[1]} of {task[0]}", partial(_compare, check, *task))
+
+
+def write_models(check: Check, tasks: Sequence[tuple[str, Activity, Sequence[str]]]) -> None:
+    """Write the models of some tasks."""
+    for name, _, _ in tasks:
+        _model(check, name)
 
 
 def _model(check: Check, name: str) -> Path:

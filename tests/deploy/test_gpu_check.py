@@ -25,7 +25,7 @@ def check(gpu_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Run the check on a processor with one section, a function."""
 
     def run(section: Callable[[Any], None], *options: str) -> int:
-        monkeypatch.setattr(gpu_check, "SECTIONS", {"section": section})
+        monkeypatch.setattr(gpu_check, "SECTIONS", {"section": gpu_check.Section(section)})
         code: int = gpu_check.main(["--device", "cpu", "--scratch", str(tmp_path / "scratch"), *options])
         return code
 
