@@ -194,8 +194,6 @@ def _logging(log_format: str) -> Iterator[None]:
 
 def _start(settings: Settings, options: "LaunchOptions", report: Path | None) -> int:
     """Check all that can be checked before any rank starts, then run."""
-    from svdq.worker.output.content_credentials import ContentCredentials
-
     rank = options.rank
     # Not by the types of the options: `svdq deploy` parses them for another user and a later time.
     if report is not None:
@@ -206,7 +204,10 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
     if former := what_it_was(settings.model):
         logger.warning("%s", former)
     ffmpeg_version()
-    ContentCredentials.of(settings)
+    if settings.c2pa_cert is not None or settings.c2pa_key is not None:
+        from svdq.worker.output.content_credentials import ContentCredentials  # imports Pillow
+
+        ContentCredentials.of(settings)
     _reach_redis(settings, waits=not options.rank.burst and not sys.stderr.isatty())
     check_home(settings.home)
     check_storage(settings.storage)
