@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.option_types import with_settings
 from svdq.pipeline.errors import InputError, how_to_install
 from svdq.producer.settings import Settings
@@ -39,6 +40,8 @@ def mcp(settings: Settings) -> None:
         message = f"`svdq mcp` needs {error.name}, which is not installed; {how_to_install('mcp')}."
         raise InputError(message) from error
 
+    if sys.stdin.isatty():
+        echo("Waiting for an agent on stdin: its host starts this command (docs/mcp.md). Ctrl-C ends it.", err=True)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     # A read of stdin cannot be interrupted otherwise. A job is enqueued in one step and answered after that.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

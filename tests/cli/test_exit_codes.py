@@ -42,8 +42,8 @@ WITH_REDIS = [
     context.command_path
     for context in COMMANDS
     if any(parameter.name == "redis_url" for parameter in context.command.params)
-    # `svdq serve` runs without Redis, too, and its page says what is away.
-    and context.command.name not in {"config", "doctor", "serve"}
+    # `svdq serve` and `svdq mcp` run without Redis, too, and their answers say what is away.
+    and context.command.name not in {"config", "doctor", "serve", "mcp"}
 ]
 
 
