@@ -1,5 +1,6 @@
 """`svdq cancel`, `retry`, `move`, `mark`, `pause` and `resume`: change jobs and queues."""
 
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -10,10 +11,9 @@ from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import ids_of_jobs, json_option, mine, selection_options, with_connection, with_settings
 from svdq.pipeline.errors import InputError
-from svdq.producer import job_control, pauses
+from svdq.producer import job_control, keys, pauses
 from svdq.producer.connection import session
 from svdq.producer.job_control import Action
-from svdq.producer.keys import PRIORITIES
 from svdq.producer.queue import statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.selection import Selection, complete_ids, select
@@ -127,7 +127,7 @@ def retry(settings: Settings, selection: Selection, force: bool, as_json: bool) 
 @click.command()
 @selection_options("all")
 @click.option("--front", is_flag=True, help="To the front of the queue, in the order given, else oldest first.")
-@click.option("--priority", type=click.Choice(PRIORITIES), help="To the queue of this priority.")
+@click.option("--priority", type=click.Choice(keys.PRIORITIES), help="To the queue of this priority.")
 @json_option("job")
 @with_connection
 def move(connection: redis.Redis, selection: Selection, front: bool, priority: str | None, as_json: bool) -> int:
@@ -183,30 +183,58 @@ def mark(settings: Settings, verdict: str, job_ids: Sequence[str], as_json: bool
 
 
 @click.command()
+@click.option("--free", is_flag=True, help="Also free the GPUs: videos stop after their step, and go on later.")
+@click.option("--here", is_flag=True, help="With --free: on this host only.")
 @json_option()
 @with_connection
-def pause(connection: redis.Redis, as_json: bool) -> None:
+def pause(connection: redis.Redis, free: bool, here: bool, as_json: bool) -> None:
     """Stop taking jobs from the queues; jobs in flight are finished.
+
+    With --free they are not: they stop after their present step, or after 10 s, and return to the front of the queue
+    with their checkpoints. Ranks end, so that other programs have all of the GPUs within 15 s, also after a reboot,
+    until `svdq resume`.
 
     \b
     Examples:
       svdq pause
+      svdq pause --free          the GPUs of all hosts
+      svdq pause --free --here   those of this host; the others go on
     """
-    pauses.pause(connection)
-    echo_json({"paused": True}) if as_json else echo("Paused until `svdq resume`.")
+    if here and not free:
+        raise InputError("--here needs --free: `svdq pause --free --here`.")
+    if not free:
+        pauses.pause(connection)
+        echo_json({"paused": True}) if as_json else echo("Paused until `svdq resume`.")
+        return
+    host = socket.gethostname() if here else None
+    pauses.free(connection, host)
+    where = f"on {host}" if host else "on all hosts"
+    if as_json:
+        echo_json({"paused": True, "freed": host or keys.ALL_HOSTS})
+    else:
+        echo(f"Paused {where} until `svdq resume`; the GPUs are free within 15 s.")
 
 
 @click.command()
+@click.option("--here", is_flag=True, help="Only end `svdq pause --free --here` of this host.")
 @json_option()
 @with_connection
-def resume(connection: redis.Redis, as_json: bool) -> None:
-    """Resume taking jobs, also in groups that paused because too many jobs failed.
+def resume(connection: redis.Redis, here: bool, as_json: bool) -> None:
+    """Resume taking jobs, also in groups that paused because too many jobs failed, or that freed their GPUs.
 
     \b
     Examples:
       svdq resume
       svdq resume --json | jq -r '.reasons[]'
     """
-    reasons = pauses.read_pauses(connection)
-    pauses.resume(connection)
-    echo_json({"paused": False, "reasons": reasons}) if as_json else echo(*reasons, "Resumed; groups take jobs again.")
+    host = socket.gethostname() if here else None
+    before = pauses.read_pauses(connection)
+    pauses.resume(connection, host)
+    after = pauses.read_pauses(connection) if here else []
+    ended = [each.text for each in before if each not in after]
+    if as_json:
+        echo_json({"paused": any(each.host in (None, host) for each in after), "reasons": ended})
+    elif here and pauses.stop_all(after):
+        echo(*ended, *after)
+    else:
+        echo(*ended, "Resumed; groups take jobs again.")

@@ -68,7 +68,7 @@ def compose(
     yield ((printable(_forecast(snapshot)), ""), ("  q quits" if is_live else "", "dim"))
     warnings = [f"{outage} This is the last known state."] if outage else []
     conditions = (condition_sentence(*each) for each in snapshot.conditions)
-    for sentence in (*warnings, *snapshot.pauses, *conditions, *snapshot.failed_gpus):
+    for sentence in (*warnings, *map(str, snapshot.pauses), *conditions, *snapshot.failed_gpus):
         yield ((printable(sentence), "bold yellow"),)
     yield from blank
     yield _queue_table(snapshot.queues)

@@ -160,7 +160,7 @@ class _Reasons:
         state = "running" if groups else ask_one(connection, read_workers())[1]
         has_worker = state in ("running", "starting")
         self._no_worker_since = math.inf if has_worker else min(now, self._no_worker_since)
-        reasons = {sentence: sentence for sentence in read_pauses(connection)}
+        reasons = {each.text: each.text for each in read_pauses(connection)}
         for rank, condition in conditions_of(groups):
             reasons[f"{rank.key} {condition.effect}"] = condition_sentence(rank, condition)
         # A burst ends with its last job.

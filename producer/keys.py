@@ -37,7 +37,11 @@ FORCED: Final = f"{PREFIX}forced:"
 STORAGES: Final = f"{PREFIX}storages"  # set: the storages that photos of jobs were stored in, as shown
 #: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
 CRASHES: Final = f"{PREFIX}crashes"
-PAUSES: Final = f"{PREFIX}pauses"  # hash, worker name or BURSTS -> why that group, or every burst, takes no more jobs
+#: Hash, worker name or BURSTS -> why that group, or every burst, takes no more jobs; and FREED with a host, or with
+#: ALL_HOSTS -> "", whose ranks have ended to free their GPUs.
+PAUSES: Final = f"{PREFIX}pauses"
+FREED: Final = "freed:"
+ALL_HOSTS: Final = "*"
 #: A burst ends when it is paused, and whatever starts bursts would start the next one, again and again.
 BURSTS: Final = "bursts"
 OWNER_FIELD: Final = "svdq_owner"  # field of a job's own hash: whose job it is

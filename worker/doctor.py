@@ -31,6 +31,7 @@ from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.pipeline.models.weights.comfy_quant import ON_PROCESSORS, formats_of_gpu
 from svdq.pipeline.models.weights.model_folder import find_problems, is_untrained, variants
 from svdq.producer.connection import session
+from svdq.producer.pauses import read_pauses
 from svdq.producer.processes import die_with_parent
 from svdq.producer.settings import Settings, shown_redis_url
 from svdq.producer.storage.storage import Storage
@@ -74,6 +75,7 @@ def check_redis(settings: Settings) -> Iterator[Finding]:
     try:
         with session(settings) as connection:
             info = connection.info()
+            pauses = read_pauses(connection)
     except SvdqError as error:
         yield _failure("redis", error)
         return
@@ -99,6 +101,8 @@ def check_redis(settings: Settings) -> Iterator[Finding]:
         limit = "" if info.get("maxmemory") else ", once it has a maxmemory"
         text, advice = f"{policy}: a full server drops jobs{limit}", "set `maxmemory-policy noeviction` in redis.conf"
         yield Finding("maxmemory-policy", "warn" if limit else "fail", text, advice)
+    for pause in pauses:
+        yield Finding("intake", "warn", pause.text.rstrip("."))
 
 
 def check_storage(settings: Settings) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from svdq.pipeline.models.model_name import model_stem
 from svdq.producer import job_control
 from svdq.producer.connection import clock_of
 from svdq.producer.keys import PRIORITIES
+from svdq.producer.pauses import stop_all
 from svdq.producer.results.fetch import fetch_all, results_of
 from svdq.producer.settings import given_path
 from svdq.producer.status.job_view import JobView
@@ -247,7 +248,7 @@ class ShowStatus(Arguments):
             queued=counts["queued"] + counts["scheduled"] + counts["deferred"],
             in_progress=counts["started"],
             models=list(map(model_stem, await models_of(request))),
-            paused=bool(snapshot.pauses),
+            paused=stop_all(snapshot.pauses),
             eta_s=_rounded(snapshot.estimate.eta_s),
             eta_reason=snapshot.estimate.reason or None,
         )

@@ -28,6 +28,7 @@ from svdq.cli.serve.openapi import MAX_PAGE, make_document
 from svdq.cli.serve.videos import JOB_ID, STATUS, Video, failure_of, video_object
 from svdq.pipeline.models.model_name import model_stem
 from svdq.producer.connection import clock_of
+from svdq.producer.pauses import stop_all
 from svdq.producer.queue import is_queue
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView, view_many
@@ -96,7 +97,7 @@ async def queue(request: Request) -> Response:
     model = request.query_params.get("model")
     wanted = (name for name in snapshot.queues if model is None or name.partition(":")[2] in ("", model))
     waiting = sum(snapshot.queues[name]["queued"] for name in wanted)
-    return Json({"waiting": 0 if snapshot.pauses else waiting})
+    return Json({"waiting": 0 if stop_all(snapshot.pauses) else waiting})
 
 
 async def list_models(request: Request) -> Response:

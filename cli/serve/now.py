@@ -23,7 +23,7 @@ from svdq.cli.view import progress_of
 from svdq.pipeline.models.model_name import model_stem
 from svdq.producer import keys
 from svdq.producer.keys import STATUSES
-from svdq.producer.pauses import SUSPENDED
+from svdq.producer.pauses import FREED, SUSPENDED
 from svdq.producer.queue import queues
 from svdq.producer.status.estimates import UNKNOWN_WORKERS, Estimate, estimate_jobs
 from svdq.producer.status.job_view import JobView, view_many
@@ -77,6 +77,7 @@ def read_state(
         "models": {model_stem(name): family for name, family in running.items()},
         "several_owners": snapshot.has_several_owners,
         "paused": bool(snapshot.pauses),
+        "freed": FREED in snapshot.pauses,
         "warnings": warnings,
         "videos_per_hour": snapshot.videos_per_hour,
         "eta_s": snapshot.estimate.eta_s,
@@ -214,7 +215,8 @@ def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None)
         if reason == SUSPENDED:
             sentences.append("Paused: no new videos are started until you press Resume.")
         else:
-            sentences.append(reason.replace("run `svdq resume`", "press Resume").replace("PAUSED", "Paused:", 1))
+            text = reason.text.replace("run `svdq resume`", "press Resume").replace("`svdq resume`", "you press Resume")
+            sentences.append(text.replace("PAUSED", "Paused:", 1))
     if not snapshot.groups and snapshot.worker_state == "starting":
         sentences.append("A worker is starting.")
     lost = [job for job in snapshot.jobs_by_group.get(None, []) if job.status == JobStatus.STARTED.value]

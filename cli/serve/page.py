@@ -37,7 +37,7 @@ from svdq.pipeline.models.model_name import model_stem
 from svdq.producer import job_control, keys
 from svdq.producer.connection import clock_of
 from svdq.producer.job import JOBS
-from svdq.producer.pauses import pause, resume
+from svdq.producer.pauses import free, pause, resume
 from svdq.producer.queue import no_such_job, priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids, read_several_owners
@@ -69,6 +69,7 @@ MAX_LOGIN_BYTES = 8 << 10  # bytes of a login, which anybody on the network may 
 class _Action(BaseModel, extra="forbid"):
     action: Literal[
         "pause",
+        "free",
         "resume",
         "cancel",
         "cancel-waiting",
@@ -427,6 +428,8 @@ def _act(connection: redis.Redis, asked: _Action, mine: Sequence[str]) -> dict[s
     match asked.action:
         case "pause":
             pause(connection)
+        case "free":
+            free(connection)
         case "resume":
             resume(connection)
         case "cancel" | "retry":

@@ -1,11 +1,12 @@
 -- Pops the next jobs, most urgent first, and looks at the one behind them.
 -- KEYS: rq:suspended, our pauses, svdq:popped, svdq:canceled, svdq:crashes, then queue, intermediate queue and the set of
 -- its workers in turn. ARGV: the worker's name, the field of our pauses that concerns it, how many jobs to pop at most,
--- the start of the keys of jobs, and a job whose record is known.
+-- the start of the keys of jobs, a job whose record is known, and the field of our pauses that concerns its host.
 -- Returns whether intake is paused; the time; the popped jobs; the next one, in a list; and for each queue the number of
 -- its jobs and of its workers. A job is {number of its queue, id, record, whether it is canceled, whether it is suspected
 -- of a crash}; such a suspect is the last that is popped, since it runs alone.
-local paused = redis.call('exists', KEYS[1]) == 1 or redis.call('hexists', KEYS[2], ARGV[2]) == 1
+local reasons = redis.call('hmget', KEYS[2], ARGV[2], ARGV[6])
+local paused = redis.call('exists', KEYS[1]) == 1 or reasons[1] or reasons[2]
 local queues = {}
 for i = 6, #KEYS, 3 do
   table.insert(queues, KEYS[i])

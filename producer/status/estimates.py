@@ -10,6 +10,7 @@ from typing import Any
 from rq.job import JobStatus
 
 from svdq.pipeline.models.model_name import model_stem
+from svdq.producer.pauses import Pause, stop_all
 from svdq.producer.queue import unable_of
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupStatus, conditions_of
@@ -70,7 +71,7 @@ def estimate_jobs(
     views: Sequence[JobView],
     waiting: Backlog,
     groups: Sequence[GroupStatus],
-    pauses: Sequence[str],
+    pauses: Sequence[Pause],
     no_group: str = NO_WORKER,
 ) -> dict[str, Estimate]:
     """Estimate when jobs will be done; those that neither wait in a queue nor are started are left out.
@@ -132,7 +133,7 @@ def estimate_all(
     in_flight: Sequence[JobView],
     waiting: Backlog,
     groups: Sequence[GroupStatus],
-    pauses: Sequence[str],
+    pauses: Sequence[Pause],
     no_group: str = NO_WORKER,
 ) -> Estimate:
     """Estimate when all that waits or is in flight will be done; arguments as of `estimate_jobs`."""
@@ -183,10 +184,10 @@ def videos_per_s(groups: Sequence[GroupStatus]) -> float:
 
 
 def _groups_that_take(
-    groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str
+    groups: Sequence[GroupStatus], pauses: Sequence[Pause], no_group: str
 ) -> tuple[list[GroupStatus], str]:
     """Return the measured groups that take jobs, and why there may be none."""
-    able = [group for group in groups if not group.waits_for_storage]
+    able = [group for group in groups if not group.waits_for_storage and not group.is_freed]
     whole = [group for group in able if group.is_whole]
     open_ = [group for group in whole if group.intake and not group.intake.draining]
     measured = [
@@ -194,7 +195,7 @@ def _groups_that_take(
         for group in open_
         if group.intake and (group.intake.costs or group.intake.upscales or group.ranks[0].published_step_s)
     ]
-    if pauses:
+    if stop_all(pauses) or (pauses and all(group.is_freed for group in groups)):
         return [], PAUSED
     if groups and not able:
         return [], STORAGE
@@ -212,7 +213,7 @@ class _Takers:
         self,
         groups: Sequence[GroupStatus],
         costs: Mapping[str, GroupCosts],
-        pauses: Sequence[str],
+        pauses: Sequence[Pause],
         no_group: str,
         sample: Sequence[Parameters],
     ) -> None:

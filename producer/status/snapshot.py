@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import redis
 from rq.job import JobStatus
 
-from svdq.producer.pauses import reading_pauses
+from svdq.producer.pauses import Pause, reading_pauses
 from svdq.producer.queue import read_job
 from svdq.producer.status import registries
 from svdq.producer.status.estimates import (
@@ -81,7 +81,7 @@ class Snapshot:
     names: Mapping[str, str]  # of jobs in flight, and of jobs in records of ranks, by id
     estimates: Mapping[str, Estimate]
     waiting: Backlog
-    pauses: tuple[str, ...]
+    pauses: tuple[Pause, ...]
     finished_last_hour: int
     failed_last_hour: int
     videos_per_hour: float | None
@@ -125,7 +125,7 @@ class Snapshot:
             "workers": [worker.model_dump() for worker in self.workers],
             "ranks": [rank.as_json() for group in self.groups for rank in group.ranks],
             "jobs": [job.as_json() | self.estimates.get(job.id, Estimate()).as_json() for job in self.jobs],
-            "pauses": list(self.pauses),
+            "pauses": [each.text for each in self.pauses],
             "conditions": [
                 {"host": rank.host, "rank": rank.rank, **condition.as_json()} for rank, condition in self.conditions
             ],

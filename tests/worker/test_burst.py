@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from svdq.producer.pauses import Pause
 from svdq.producer.results.run_report import End, RunRecord, summarize
 from svdq.worker.launcher.launcher import Ending
 from svdq.worker.launcher.notifications import exit_code, why_ended
@@ -30,14 +31,14 @@ def ending(ended_by: str = "", code: int = 0, until_s: float | None = None) -> E
         (ending(), {}, [], "because the queue was empty"),
         (ending(until_s=MORNING), {"scheduled": 3}, [], "because the queue was empty"),
         (ending("until", until_s=NEXT_WEEK), {"queued": 3}, [], "at the time given, 2027-02-06 06:00."),
-        (ending(until_s=MORNING), {"queued": 3}, ["Paused: by me."], "no jobs are taken. Paused: by me."),
+        (ending(until_s=MORNING), {"queued": 3}, [Pause(text="Paused: by me.")], "no jobs are taken. Paused: by me."),
         (ending("until", until_s=MORNING), {"queued": 3}, [], "at the time given, 06:00."),
         (ending("signal", until_s=MORNING), {"queued": 3}, [], "stopped by a signal"),
         (ending(code=1), {}, [], "failed with exit code 1"),
         (replace(ending(until_s=MORNING), burst=False), {}, [], "at the time given, 06:00."),
     ],
 )
-def test_why_a_run_ended(how: Ending, left: dict, pauses: list[str], words: str) -> None:
+def test_why_a_run_ended(how: Ending, left: dict, pauses: list[Pause], words: str) -> None:
     assert words in why_ended(how, STARTED_AT, left=left, pauses=pauses)
 
 
@@ -57,7 +58,9 @@ def test_a_burst_in_which_all_videos_failed_ends_with_1(how: Ending, ends: list[
 
 
 def test_a_burst_that_found_the_queue_paused_ends_with_1() -> None:
-    why = why_ended(ending(), STARTED_AT, left={"queued": 3}, pauses=["PAUSED bursts: 3 jobs failed alike."])
+    why = why_ended(
+        ending(), STARTED_AT, left={"queued": 3}, pauses=[Pause(text="PAUSED bursts: 3 jobs failed alike.")]
+    )
     assert exit_code(ending(), summarize([], {"queued": 3}, since=STARTED_AT, until=STARTED_AT, ending=why)) == 1
 
 

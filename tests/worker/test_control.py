@@ -1,5 +1,7 @@
 """Cancel, retry, move, pause and resume: on queued jobs, and on those that a real group has in flight."""
 
+import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from rq.registry import CanceledJobRegistry, FailedJobRegistry
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control, keys
 from svdq.producer.connection import server_url
-from svdq.producer.pauses import pause, resume
+from svdq.producer.pauses import free, is_freed, pause, read_pauses, resume
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.worker.queue import scripts
 from tests.conftest import Cli
@@ -167,6 +169,30 @@ def test_a_pause_is_rqs_and_shown(site, svdq: Cli) -> None:
     assert "svdq-b-2-y" not in shown
     assert svdq("resume").returncode == 0
     assert not site.connection.exists("rq:suspended", keys.PAUSES)
+
+
+def test_hosts_that_are_freed_are_said_and_others_go_on(site, svdq: Cli) -> None:
+    here = socket.gethostname()
+    assert svdq("pause", "--here").returncode == 2
+    freed = svdq("pause", "--free", "--here")
+    assert freed.stdout == f"Paused on {here} until `svdq resume`; the GPUs are free within 15 s.\n"
+    said = f"Paused on {here}: its GPUs are left to other programs until `svdq resume`."
+    assert said in svdq("status").stdout
+    assert said.rstrip(".") in svdq("doctor").stdout
+    assert not site.connection.exists("rq:suspended")
+    free(site.connection, "elsewhere")
+    assert svdq("resume", "--here").stdout == f"{said}\nResumed; groups take jobs again.\n"
+    assert [each.host for each in read_pauses(site.connection)] == ["elsewhere"]
+
+
+def test_all_hosts_are_freed_until_resume(site, svdq: Cli) -> None:
+    said = "Paused: the GPUs are left to other programs until `svdq resume`."
+    assert json.loads(svdq("pause", "--free", "--json").stdout) == {"paused": True, "freed": "*"}
+    assert svdq("resume", "--here").stdout == f"{said}\n"
+    assert is_freed(site.connection, "anywhere")
+    assert json.loads(svdq("resume", "--json").stdout) == {"paused": False, "reasons": [said]}
+    assert not is_freed(site.connection, "anywhere")
+    assert not site.connection.exists("rq:suspended")
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from rq.job import JobStatus
 
 from svdq.producer import job_control
 from svdq.producer.connection import server_url
-from svdq.producer.pauses import read_pauses, resume
+from svdq.producer.pauses import free, read_pauses, resume
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
@@ -333,10 +333,23 @@ def test_the_pause_of_a_burst_holds_for_the_next_one(connection: redis.Redis, wo
     recovery.Recovery(bursts[1], 2).at_start([])
     assert pop(bursts[1]) is None
     assert bursts[1].paused
-    assert read_pauses(connection) == ["PAUSED bursts: 3 jobs failed. Fix the cause, then run `svdq resume`."]
+    [paused] = read_pauses(connection)
+    assert paused.text == "PAUSED bursts: 3 jobs failed. Fix the cause, then run `svdq resume`."
     assert take(worker)[0].rq_job.id == "a", "it is for bursts alone"
     resume(connection)
     assert take(bursts[1])[0].rq_job.id == "b"
+
+
+def test_a_group_takes_nothing_while_its_host_is_freed(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a")
+    free(connection, socket.gethostname())
+    assert pop(worker) is None
+    assert worker.paused
+    resume(connection, "another")
+    assert pop(worker) is None
+    resume(connection, socket.gethostname())
+    free(connection, "another")
+    assert take(worker)[0].rq_job.id == "a"
 
 
 def test_a_beat_prolongs_every_lease(connection: redis.Redis, worker: GroupWorker) -> None:

@@ -76,7 +76,7 @@ def test_a_group_that_refuses_all_videos_alike_pauses(site, open_intake: Open, u
     assert states.count("failed") >= 3
     assert states.count("queued") >= 14
     until(lambda: read_pauses(site.connection))
-    assert "The model fake makes videos of Wan." in read_pauses(site.connection)[0]
+    assert "The model fake makes videos of Wan." in read_pauses(site.connection)[0].text
 
 
 def take_later(intake: Intake) -> "queue.SimpleQueue[Request]":

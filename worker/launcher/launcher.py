@@ -26,15 +26,16 @@ from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.trace import trace_text
 from svdq.producer import keys
-from svdq.producer.connection import server_url
+from svdq.producer.connection import server_url, session
 from svdq.producer.files import write_file
+from svdq.producer.pauses import is_freed
 from svdq.producer.settings import Settings
 from svdq.producer.text import count, parse_future
 from svdq.worker import run_folder
 from svdq.worker.config import RankConfig, RunConfig, check_ranks, free_host_bytes
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.resting import resting_groups
-from svdq.worker.launcher.torchrun import GroupProcess
+from svdq.worker.launcher.torchrun import STOP_START_S, GroupProcess
 from svdq.worker.outages import connect
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,6 @@ logger = logging.getLogger(__name__)
 MAX_DEFAULT_CPU_RANKS = 7  # most ranks of a group without GPUs by default
 POLL_S = 0.1
 STOP_S, STOP_NOW_S = 20.0, 5.0  # seconds to stop, and after a second Ctrl-C; systemd and Kubernetes grant more
-STOP_START_S = 3.0  # seconds to stop a group that starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +108,27 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
         run_folder.parent_folder(settings.home) as parent,
         # Before any rank starts, so that a port that is taken is reported at once.
         _endpoint(settings, options, groups),
-        starting_record(settings, model, lambda: bool(groups) and all(group.is_ready for group in groups)),
+        starting_record(
+            settings, model, lambda: bool(groups) and all(each.is_ready or each.is_resting for each in groups)
+        ),
         resting_groups(settings, model, groups),
     ):
+        with session(settings) as connection:
+            freed = is_freed(connection, socket.gethostname())
         started = count(ranks, "rank")
         if options.groups > 1:
             started = f"{options.groups} groups of {started} each"
         where = count(len(gpus), "GPU") if gpus else "the processors"
-        logger.info("Starting %s on %s with the model %s; this takes some seconds.", started, where, settings.model)
+        if freed:
+            logger.info("The GPUs are free for other programs: no ranks start until `svdq resume`.")
+        else:
+            logger.info("Starting %s on %s with the model %s; this takes some seconds.", started, where, settings.model)
         shares = share_out(lasting_names(gpus), options.groups, ranks) if gpus else [None] * options.groups
         for number, devices in enumerate(shares):
             of_group = config.model_copy(update={"group": str(number)})
             run_config = RunConfig(rank=of_group, settings=settings, model=model)
-            groups.append(GroupProcess(ranks, Path(parent, f"group{number}"), run_config, devices, refreshed))
+            folder = Path(parent, f"group{number}")
+            groups.append(GroupProcess(ranks, folder, run_config, devices, refreshed, is_freed=freed))
         supervisor = _Supervisor(groups, until_s)
         code = supervisor.run()
         if settings.trace is not None:

@@ -47,7 +47,12 @@ FAMILIES = (
     MetricSpec("svdq_redis_up", "gauge", "Whether Redis answered this scrape"),
     MetricSpec("svdq_group_ranks", "gauge", "Number of ranks that a group was started with", _GROUP),
     MetricSpec("svdq_group_ranks_up", "gauge", "Number of ranks of a group whose process runs", _GROUP),
-    MetricSpec("svdq_group_asleep", "gauge", "Whether a group's ranks have ended until there is a job", _GROUP),
+    MetricSpec(
+        "svdq_group_asleep",
+        "gauge",
+        "Whether a group's ranks have ended until there is a job, or `svdq resume`",
+        _GROUP,
+    ),
     MetricSpec("svdq_group_failed_gpus", "gauge", "Number of GPUs that a group leaves out because they failed", _GROUP),
     MetricSpec("svdq_redis_memory_ratio", "gauge", "Memory that Redis uses, as a share of its maxmemory"),
     MetricSpec("svdq_jobs", "gauge", "Number of jobs by queue and state", ("queue", "state")),

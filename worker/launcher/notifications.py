@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
 from svdq.producer.connection import clock_of, session
-from svdq.producer.pauses import read_pauses
+from svdq.producer.pauses import Pause, read_pauses
 from svdq.producer.results.run_report import (
     RunReport,
     jobs_left,
@@ -101,7 +101,7 @@ class Notifications:
         host = socket.gethostname()
         try:
             with session(self._settings) as connection:
-                by_no_person = [each for each in read_pauses(connection) if each.startswith("PAUSED ")]
+                by_no_person = [each.text for each in read_pauses(connection) if not each.by_person]
                 groups = [group for group in read_groups(connection) if group.ranks[0].host == host]
         except SvdqError as error:
             logger.debug("Redis cannot be read at present: %s", error)
@@ -156,7 +156,7 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> R
         started_at = now - lasted
         records = list(records_from_redis(connection, started_at, now, logger.warning))
         left, of_others = jobs_left(connection), left_to_others(connection)
-        reasons = read_pauses(connection)
+        reasons = [each for each in read_pauses(connection) if each.host in (None, socket.gethostname())]
     try:
         records += records_from_storage(Storage(settings.storage), started_at, logger.warning)
     except UnavailableError as error:
@@ -176,12 +176,12 @@ def why_ended(
     started_at: datetime,
     *,
     left: Mapping[str, int],
-    pauses: Sequence[str],
+    pauses: Sequence[Pause],
     of_others: Mapping[str, int] | None = None,
 ) -> str:
     """Return why a run ended, as a sentence.
 
-    `left` counts the unfinished jobs by state, `pauses` are sentences, and `of_others` counts the jobs that wait for
+    `left` counts the unfinished jobs by state, `pauses` concern its host, and `of_others` counts the jobs that wait for
     other workers by what these have.
     """
     if ending.ended_by == "signal":
@@ -195,7 +195,7 @@ def why_ended(
     if ending.ended_by == "until" or (time_given and not ending.burst):
         return f"It ended at the time given, {time_given}."
     if left.get("queued") and pauses:
-        return f"{NOT_TAKEN} {pauses[0]}"
+        return f"{NOT_TAKEN} {pauses[0].text}"
     if of_others:
         waits = (f"{count(number, 'job')} for {what}" for what, number in of_others.items())
         return f"{NOT_ABLE} {', '.join(waits)}."

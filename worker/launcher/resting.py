@@ -20,10 +20,11 @@ from svdq.pipeline.models.model_name import model_stem
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer import keys, lua
 from svdq.producer.connection import server_url
+from svdq.producer.pauses import is_freed
 from svdq.producer.processes import scope
 from svdq.producer.queue import SvdqQueue, queue_of, queues
 from svdq.producer.settings import Settings
-from svdq.producer.status.ranks import RankStatus, Rest
+from svdq.producer.status.ranks import Activity, RankStatus, Rest
 from svdq.worker import run_folder
 from svdq.worker.launcher.torchrun import GroupProcess
 from svdq.worker.outages import ConnectionHealth, connect
@@ -81,13 +82,17 @@ class _Keeper:
                 try:
                     self._look(connection)
                 except redis.RedisError as error:
-                    self._health.failed(error)
+                    if any(group.rest for group in self._groups):  # else its ranks say so
+                        self._health.failed(error)
                 except Exception:
                     logger.exception("The records of resting groups cannot be written; it is tried again.")
             with contextlib.suppress(redis.RedisError):
                 self._remove(connection, [*self._records])
 
     def _look(self, connection: redis.Redis) -> None:
+        freed = is_freed(connection, socket.gethostname())
+        for group in self._groups:
+            group.is_freed = freed
         rests = {number: group.rest for number, group in enumerate(self._groups)}
         self._remove(connection, [number for number in self._records if rests[number] is None])
         resting = [number for number, rest in rests.items() if rest is not None and rest.reason != "starting"]
@@ -96,7 +101,7 @@ class _Keeper:
         for number, rest in rests.items():
             if rest is not None:
                 self._write(connection, number, rest)
-        if resting:
+        if resting and not freed:
             names = dict.fromkeys(name for number in resting for name in self._queues_of(connection, number))
             self._wake(resting, num_waiting(connection, [*names]))
         self._health.succeeded()
@@ -142,7 +147,7 @@ class _Keeper:
                 if member.partition(b" ")[0] == ability:
                     pipeline.zadd(keys.ABILITIES, {member: now}, xx=True)
             for record in self._records[number]:
-                activity = "starting" if rest.reason == "starting" else "asleep"
+                activity: Activity = "asleep" if rest.reason == "idle" else rest.reason
                 record.model_copy(update={"at": now, "activity": activity, "rest": rest_now}).save(pipeline)
             pipeline.execute()
         self._written[number] = (rest, now)
@@ -152,7 +157,10 @@ class _Keeper:
         for text in run_folder.read_records(self._groups[number].run_dir):
             with contextlib.suppress(ValidationError):
                 found.append(_emptied(RankStatus.model_validate_json(text)))
-        return found or [self._new_record(number, rank) for rank in range(self._groups[number].num_ranks)]
+        ranks = {record.rank: record for record in found}  # those that were killed have left none
+        group = {"group": found[0].group} if found else {}
+        new = (self._new_record(number, rank) for rank in range(self._groups[number].num_ranks))
+        return [ranks.get(each.rank, each.model_copy(update=group)) for each in new]
 
     def _new_record(self, number: int, rank: int) -> RankStatus:
         """Return the record of a rank of a group that has not had ranks yet."""

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 3  # one after the other, without a group that was ready for jobs between
 MAX_RESTARTS = 3000  # about twelve hours of waiting for a model or a disk
+STOP_START_S = 3.0  # seconds to stop a group that starts
+FREE_S = 10.0  # seconds that a group gets to end its present step when its GPUs are to be free
 STUCK_S, LOOK_S = 60.0, 5.0  # of a rank's wait in its kernel until GPUs are tested; between looks at that
 KILL_S = 5.0  # seconds that killed processes get to disappear
 
@@ -66,11 +69,13 @@ class GroupProcess:
         config: RunConfig,
         devices: Sequence[str] | None,
         refreshed: Callable[[RunConfig], RunConfig] = lambda config: config,
+        *,
+        is_freed: bool = False,
     ) -> None:
-        """Start it, with run folders in a new `folder`.
+        """Start it with run folders in a new `folder`.
 
         `devices` is as in CUDA_VISIBLE_DEVICES, or None: inherited. `refreshed` brings a configuration up to date for
-        ranks that start later.
+        ranks that start later. If it `is_freed`, it has no ranks yet.
         """
         self._folder = folder
         self._config = config
@@ -93,8 +98,15 @@ class GroupProcess:
         #: Why it has no ranks that are ready, while its launcher writes their records; None: they do.
         self.rest: Rest | None = None
         self.is_wanted = False  # set by another thread when it is to start its ranks again
+        self.is_freed = is_freed  # set by another thread while it is to have no ranks
+        self._freed_at: float | None = None  # when it began to end its ranks for that
+        self._process: subprocess.Popen[bytes] | None = None  # None before its first start
+        self.run_dir = folder  # of its present or last ranks
         folder.mkdir()
-        self._start()
+        if is_freed:
+            self.rest = Rest(reason="freed", since=time.time())
+        else:
+            self._start()
 
     @property
     def num_failed_gpus(self) -> int:
@@ -109,7 +121,7 @@ class GroupProcess:
         self._started_at = time.time()
         self._tested = self._seen_restarts = self._failed_starts = 0
         write_config(self.run_dir, self._config)
-        if self.rest is not None:
+        if self.rest is not None and self.rest.start_s is not None:
             run_folder.write_ready(self.run_dir, -1)  # so that ranks which cannot start now try again
         if self._devices is not None:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
@@ -136,39 +148,75 @@ class GroupProcess:
         if self.is_resting:
             if self._last_signal is not None:
                 return 0
-            if self.is_wanted:
-                self._wake()
-            return None
+            return self._rest_on()
         if self.rest is not None and not self.is_starting:
             self.rest = None
+        assert self._process is not None
+        if self.is_freed and self._last_signal is None:
+            self._free()
         error = run_folder.read_error(self.run_dir)
         if error is not None:
             self.kill()
             raise type(error)(f"{error} {self._failures()}".rstrip())
         self._count_starts()
         code = self._process.poll()
-        if code is None and self._last_signal is not signal.SIGTERM:
+        if code is None and self._freed_at is None and self._last_signal is not signal.SIGTERM:
             self._test_gpus()
+        if code is not None and self._freed_at is not None and self._last_signal is None:
+            self._lie_down("freed")
+            return self._rest_on()
         if code == 0 and self._last_signal is None and run_folder.read_idle(self.run_dir) is not None:
-            self._lie_down()
+            self._lie_down("idle")
             return None
         return code
 
-    def _lie_down(self) -> None:
-        start_s = max(0.0, run_folder.ready_at(self.run_dir) - self._started_at)
-        self.rest = Rest(reason="idle", since=time.time(), start_s=start_s)
-        logger.info("The ranks had nothing to do and have ended; they start again when there is a job.")
+    def _rest_on(self) -> int | None:
+        """Start the ranks if they are wanted, or no longer freed; return the exit code of a burst, which ends."""
+        assert self.rest is not None
+        if self.is_freed:
+            if self._config.rank.burst:
+                return 0
+            if self.rest.reason != "freed":
+                self.rest = self.rest.model_copy(update={"reason": "freed", "since": time.time()})
+        elif self.rest.reason == "freed" and run_folder.read_idle(self.run_dir) is not None:
+            self.rest = self.rest.model_copy(update={"reason": "idle", "since": time.time()})
+        elif self.is_wanted or self.rest.reason == "freed":
+            self._wake()
+        return None
+
+    def _free(self) -> None:
+        """End the ranks after their present step; kill them if that takes too long."""
+        now = time.monotonic()
+        if self._freed_at is None:
+            self._freed_at = now
+            logger.info("The GPUs are to be free; videos stop after their step, and go on after `svdq resume`.")
+        self._signal_ranks(signal.SIGTERM)
+        if now - self._freed_at >= (STOP_START_S if self.is_starting else FREE_S):
+            self.kill()
+
+    def _lie_down(self, reason: Literal["idle", "freed"]) -> None:
+        start_s = None if self.rest is None else self.rest.start_s
+        if not self.is_starting:
+            start_s = max(0.0, run_folder.ready_at(self.run_dir) - self._started_at)
+        self.rest = Rest(reason=reason, since=time.time(), start_s=start_s)
+        self._freed_at = None
+        if reason == "idle":
+            logger.info("The ranks had nothing to do and have ended; they start again when there is a job.")
+        else:
+            logger.info("The ranks have ended, and the GPUs are free until `svdq resume`.")
 
     def _wake(self) -> None:
         assert self.rest is not None
-        logger.info("There is a job; starting the ranks again.")
+        is_resumed = self.rest.reason == "freed"
+        logger.info("%s; starting the ranks again.", "Resumed" if is_resumed else "There is a job")
         self.is_wanted = False
         self.rest = self.rest.model_copy(update={"reason": "starting", "since": time.time()})
         ended = self.run_dir
         with contextlib.suppress(SvdqError):  # the ranks say what is wrong, and try again
             self._config = self._refreshed(self._config)
         self._start()
-        shutil.rmtree(ended, ignore_errors=True)
+        if ended != self._folder:
+            shutil.rmtree(ended, ignore_errors=True)
 
     def _count_starts(self) -> None:
         """Kill the group and raise an SvdqError if it has failed to start again and again."""
@@ -243,7 +291,7 @@ class GroupProcess:
     @property
     def is_running(self) -> bool:
         """Whether it ran at the last `poll`."""
-        return self._process.returncode is None
+        return self._process is not None and self._process.returncode is None
 
     @property
     def is_ready(self) -> bool:
@@ -263,6 +311,9 @@ class GroupProcess:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal once to every rank that handles signals; call this again to reach later ones."""
         self._last_signal = number
+        self._signal_ranks(number)
+
+    def _signal_ranks(self, number: signal.Signals) -> None:
         for pid in self.running_pids().values():
             if (pid, number) not in self._sent:
                 self._sent.add((pid, number))
@@ -270,6 +321,8 @@ class GroupProcess:
 
     def kill(self) -> None:
         """Kill what is left of the group, orphaned ranks included; other groups take over its jobs."""
+        if self._process is None:
+            return
         deadline = time.monotonic() + KILL_S
         while (left := self._left()) and time.monotonic() < deadline:
             for process in left:

@@ -4,6 +4,7 @@ A job is in exactly one of these at any time: its queue; RQ's intermediate queue
 registry of executions (`rq:wip:…`); or a registry of ended jobs. Processes compare only times of the clock of Redis.
 """
 
+import socket
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from svdq.producer import keys, lua
 from svdq.producer.outbox import Event
+from svdq.producer.pauses import freed_field
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.untrusted_job import key_of
 
@@ -79,13 +81,14 @@ def pop(
 ) -> Pop:
     """Take the next jobs off the queues, most urgent first, and record their owner; see pop.lua.
 
-    None is taken if `pause` is in keys.PAUSES. The record of the next job is left out if it is the `known` one.
+    None is taken if `pause` is in keys.PAUSES, or this host is freed. The record of the next job is left out if it is
+    the `known` one.
     """
     places = [
         key for each in queues for key in (each.key, each.intermediate_queue_key, WORKERS_BY_QUEUE_KEY % each.name)
     ]
     names = [keys.SUSPENDED, keys.PAUSES, keys.POPPED, keys.CANCELED, keys.CRASHES, *places]
-    values = (worker_name, pause or worker_name, number, key_of(b""), known)
+    values = (worker_name, pause or worker_name, number, key_of(b""), known, freed_field(socket.gethostname()))
     paused, time, popped, behind, numbers = lua.run(connection, "pop", names, *values)
 
     def describe(place: int, job_id: bytes, record: list[bytes], is_canceled: int, is_suspect: int) -> QueuedJob:

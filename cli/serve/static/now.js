@@ -25,15 +25,8 @@ let numWaiting = 0;
 let numAll = 0;
 
 export function start() {
-  byId("pause").addEventListener("click", (event) => {
-    run(event.target, problem, async () => {
-      await finish(); // what was canceled must not begin now
-      if (isPaused) return act("resume");
-      const { waiting } = await request("GET", "/page/others");
-      const isMeant = !waiting || confirm(`Pause all workers? ${count(waiting, "video")} of other people ${waiting === 1 ? "waits" : "wait"}, too.`);
-      return isMeant ? act("pause") : "";
-    });
-  });
+  byId("pause").addEventListener("click", (event) => (isPaused ? run(event.target, problem, resume) : pause(event.target, "pause", "Pause all workers?")));
+  byId("free").addEventListener("click", (event) => pause(event.target, "free", "Stop all workers to free the GPU?"));
   byId("pick-rows").addEventListener("change", (event) => {
     run(null, problem, () => pick(event.target.checked));
   });
@@ -51,6 +44,21 @@ export function start() {
   });
   ranges(byId("rows"), "[data-part=pick]");
   startOrder(byId("rows"), problem);
+}
+
+async function resume() {
+  await finish(); // what was canceled must not begin now
+  return act("resume");
+}
+
+/** Pause, or free the GPU; where videos of others wait, after a question. */
+function pause(button, action, question) {
+  run(button, problem, async () => {
+    await finish();
+    const { waiting } = await request("GET", "/page/others");
+    const isMeant = !waiting || confirm(`${question} ${count(waiting, "video")} of other people ${waiting === 1 ? "waits" : "wait"}, too.`);
+    return isMeant ? act(action) : "";
+  });
 }
 
 /** The selected videos that can be moved to the front, in the order of the queue. */
@@ -106,6 +114,7 @@ export function show(state) {
   byId("row-bulk").hidden = !own.length;
   byId("cancel-all").hidden = numWaiting < 2;
   byId("pause").hidden = false;
+  byId("free").hidden = state.freed;
   setText(byId("pause"), isPaused ? "Resume" : "Pause");
   byId("num-left").hidden = !numAll;
   setText(byId("num-left"), numAll.toLocaleString());

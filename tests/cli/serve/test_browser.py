@@ -433,3 +433,18 @@ def test_a_hidden_page_has_no_connection_and_a_shown_one_is_up_to_date(browser: 
         expect(page.locator("#warnings")).to_contain_text("Paused")
         page.get_by_role("button", name="Resume").click()
         expect(page.locator("#warnings")).not_to_contain_text("Paused")
+
+
+def test_the_gpu_is_freed_until_resume(desk: Watched, site: Site) -> None:
+    page = desk.page
+    page.get_by_role("button", name="Free the GPU").click()
+    expect(page.locator("#warnings")).to_contain_text("the GPUs are left to other programs until you press Resume.")
+    expect(page.locator("#free")).to_be_hidden()
+    expect(page.locator("#groups")).to_contain_text("freed")
+    quick(page)
+    page.set_input_files("#photos", site.photo("Heron.png", "teal"))
+    page.click("#make")
+    expect(page.locator("#rows .row", has_text="Heron")).to_contain_text("Jobs are not taken.")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".card h3", has_text="Heron")).to_be_visible()
+    expect(page.locator("#free")).to_be_visible()

@@ -19,7 +19,7 @@ from svdq.cli.serve.page import STATIC
 from svdq.pipeline.models.families import published_model
 from svdq.pipeline.models.wan.family import MODELS
 from svdq.producer import keys
-from svdq.producer.pauses import pause, resume
+from svdq.producer.pauses import is_freed, pause, resume
 from svdq.producer.queue import fetch, read_arguments, read_job
 from svdq.producer.records import LOCATION_NOTE
 from svdq.producer.status.job_view import view
@@ -314,8 +314,14 @@ def test_actions_on_jobs(server: Server, connection: redis.Redis) -> None:
     assert view(connection, "1" * 20).status == "canceled"
     assert act(server, "pause") == {}
     assert connection.exists("rq:suspended")
+    assert act(server, "free") == {}
+    assert is_freed(connection, "anywhere")
+    state = next(states(server))
+    assert (state["paused"], state["freed"]) == (True, True)
+    assert state["warnings"][0] == "Paused: the GPUs are left to other programs until you press Resume."
     assert act(server, "resume") == {}
     assert not connection.exists("rq:suspended")
+    assert next(states(server))["freed"] is False
     assert act(server, "cancel-waiting") == {}
     assert [view(connection, f"{number}" * 20).status for number in range(4)] == ["canceled"] * 4
     assert act(server, "retry", "0" * 20) == {}

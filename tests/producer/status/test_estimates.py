@@ -11,6 +11,7 @@ from svdq.pipeline.models.model_name import PRESETS
 from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.planning.costs import ShapeCosts, UpscaleCosts
+from svdq.producer.pauses import SUSPENDED, Pause
 from svdq.producer.status import estimates
 from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, estimate_jobs, with_more
 from svdq.producer.status.job_view import JobView
@@ -358,7 +359,8 @@ def test_jobs_in_flight_are_done_first() -> None:
 @pytest.mark.parametrize(
     ("groups", "pauses", "reason"),
     [
-        ([group()], ["Paused: no jobs are taken."], estimates.PAUSED),
+        ([group()], [SUSPENDED], estimates.PAUSED),
+        ([], [Pause(text="Paused on here.", host="here")], estimates.PAUSED),
         ([group(conditions=(CONDITION,))], [], estimates.STORAGE),
         ([], [], estimates.NO_WORKER),
         ([group(silent_s=SILENT_S + 1)], [], "Not all ranks of the group on here have reported in the last 7 s."),
@@ -368,7 +370,7 @@ def test_jobs_in_flight_are_done_first() -> None:
     ],
 )
 def test_nothing_is_promised_of_what_waits_without_a_reason(
-    groups: list[GroupStatus], pauses: list[str], reason: str
+    groups: list[GroupStatus], pauses: list[Pause], reason: str
 ) -> None:
     found = estimate_all([], waiting(10), groups, pauses)
     assert found.eta_s is None
