@@ -52,7 +52,7 @@ def test_queues_of_models_are_counted_listed_moved_and_retried(connection: redis
     assert view(connection, "own").queue == "svdq-high:4step"
     place(connection, "other", "own")
     assert connection.lrange("rq:queue:svdq-high:4step", 0, -1) == [b"other", b"own"]
-    with pytest.raises(InputError, match="'any' is for another model or LoRA than 'own'"):
+    with pytest.raises(InputError, match="'any' waits for other workers than 'own'"):
         place(connection, "any", "own")
 
     assert dict(job_control.cancel_many(connection, ["own", "other"])) == {"own": "canceled", "other": "canceled"}

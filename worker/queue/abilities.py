@@ -86,6 +86,7 @@ class Abilities:
             pipeline.set(f"{keys.ABILITY}{self.own.id}", self.own.model_dump_json(), ex=keys.ABILITY_TTL_S)
             pipeline.zadd(keys.ABILITIES, {member: now_s})
             pipeline.zremrangebyscore(keys.ABILITIES, "-inf", now_s - keys.ABILITY_TTL_S)
+            pipeline.expire(keys.ABILITIES, keys.ABILITY_TTL_S)
             for name in outdated:
                 pipeline.zrem(keys.ABILITIES, name)
             pipeline.execute()
