@@ -47,6 +47,8 @@ def expected_model(
 ) -> KnownModel | None:
     """Return the configured model, else the workers' if all have models of one family; None if neither is known.
 
+    Of several families without the default one, the first: no worker makes videos that are left to the default.
+
     Of the model `named` in a job, only a worker's model of that name counts, before the configured one. Without a
     connection it connects, unless the embedded server is not running; UnavailableError if it cannot.
     """
@@ -61,10 +63,10 @@ def expected_model(
             return expected_model(settings, connection, named)
     models = running_models(connection).items()
     running = {family: name for name, family in models if has_weights(name) and stem in (None, model_stem(name))}
-    [(family, name), *others] = running.items() or [(None, "")]
-    if not family or others:
+    if not running or (len(running) > 1 and (configured or None in running or DEFAULT_FAMILY in running)):
         return configured
-    return running_model(connection, family, stem or "", name)
+    family = next((name for name in JOBS if name in running), None)
+    return configured if family is None else running_model(connection, family, stem or "", running[family])
 
 
 def why_default(settings: Settings, connection: redis.Redis) -> str:

@@ -162,6 +162,14 @@ def test_the_models_of_workers_decide_if_they_agree(connection: redis.Redis, set
     assert family_of(settings) is None
 
 
+def test_videos_are_for_a_family_that_workers_have(connection: redis.Redis, settings: Settings, photo: Path) -> None:
+    running(connection, "/models/ltx", "ltx", "g")
+    running(connection, "/models/wan", "wan", "h")
+    for options, family in (({}, "wan"), ({"prompt": "It rains."}, "wan"), ({"stages": 2}, "ltx")):
+        [submission] = submit(settings, [photo], Draft(seed=1, **options))
+        assert job_status(settings, submission.id).parameters["family"] == family
+
+
 def test_prompts_beside_the_photos_decide_where_nothing_else_does(
     connection: redis.Redis, settings: Settings, photo: Path, tmp_path: Path
 ) -> None:
