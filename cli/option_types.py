@@ -25,8 +25,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 MANY = 20  # smallest number of things of which commands print totals in place of a line each
 #: Names of options that most people never need, for the help of commands with many.
 ADVANCED = {
-    *("attention", "checkpoints", "compile", "decode_chunk_size", "depends_on", "dtype", "experts", "log_format"),
-    *("memory_limit", "metrics_address", "metrics_port", "redis_url", "storage", "trace", "warmup", "weights"),
+    *("attention", "checkpoints", "compile", "decode_chunk_size", "depends_on", "dtype", "experts"),
+    *("log_format", "memory_limit", "metrics_address", "metrics_port", "redis_url", "storage", "trace"),
+    *("wait_for_gpu", "warmup", "weights"),
 }
 
 redis_option = click.option(

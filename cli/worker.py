@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.worker.cards import Cards
 from svdq.worker.config import RankConfig, rank_options
-from svdq.worker.fit import faster_in_rounds
+from svdq.worker.fit import faster_in_rounds, least_free
 from svdq.worker.launcher.gpu_users import users_of_gpus
 from svdq.worker.launcher.gpus import visible_gpus
 from svdq.worker.outages import check_storage
@@ -113,6 +114,12 @@ class WorkerCommand(SectionedCommand):
     help="Let jobs that no worker can make wait for one that can, in place of failing (SVDQ_WAIT_FOR_ABLE).",
 )
 @click.option(
+    "--wait-for-gpu/--no-wait-for-gpu",
+    default=None,
+    help="Wait while another program, such as a game, holds memory that the model needs, and return jobs that run out "
+    "of memory because of one to the queue (SVDQ_WAIT_FOR_GPU). Default: it waits.",
+)
+@click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
     help="Serve Prometheus metrics on this port of SVDQ_METRICS_ADDRESS, such as 9464; 0 takes a free port.",
@@ -135,6 +142,7 @@ def worker(
     weights: str | None,
     on_demand: str | None,
     wait_for_able: bool | None,
+    wait_for_gpu: bool | None,
     report: Path | None,
     notify: tuple[str, ...],
     **options: Any,
@@ -160,7 +168,7 @@ def worker(
 
     flags: dict[str, Any] = {"model": model, "redis_url": redis_url, "storage": storage, "weights": weights}
     flags |= {"memory_limit": memory_limit, "on_demand": on_demand}
-    flags |= {"wait_for_able": wait_for_able, "notify": notify or None}
+    flags |= {"wait_for_able": wait_for_able, "wait_for_gpu": wait_for_gpu, "notify": notify or None}
     settings = load_settings(**flags)
     given = {name: options.pop(name) for name in RankConfig.model_fields if name in options}
     rank = RankConfig(**given, weights=settings.weights)
@@ -218,6 +226,8 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
     if len(gpus) == 2 and model.layout is not None and (cards := Cards.here()) is not None:
         cards = replace(cards, number=len(gpus), limit_bytes=settings.memory_limit)
         options = divide(options, settings.model, cards)
+    if settings.wait_for_gpu:
+        options = replace(options, least_free=partial(least_free, settings, options.rank))
     return _run(settings, model, options, report)
 
 

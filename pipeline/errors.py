@@ -2,6 +2,7 @@
 
     SvdqError                a sentence for the user: what was wrong, the value, what to do (exit code 1)
      ├── InputError          the user's input or settings are wrong; nothing was done (exit code 2)
+     │    └── NoRoomError    the model does not fit the memory that is free
      ├── UnavailableError    Redis, the storage or a required program is not available (exit code 3)
      └── SampleError         this video failed; others continue
 
@@ -32,6 +33,10 @@ class InputError(SvdqError):
         """Make an error; `field` is the parameter that it is about, by the name of the job's field."""
         super().__init__(message)
         self.field = field
+
+
+class NoRoomError(InputError):
+    """The model does not fit the memory that is free."""
 
 
 class UnavailableError(SvdqError):

@@ -165,6 +165,8 @@ class Settings(BaseModel):
     #: Whether layers multiply in the formats of quantized files (native), or weights stay as the file has them; auto:
     #: native where the GPUs have kernels, else stored where there is no room for made ones.
     weights: Literal["auto", "native", "stored", "made"] = "auto"
+    #: Whether `svdq worker` waits for memory of its GPUs that other programs hold, and gives them way.
+    wait_for_gpu: bool = True
     #: Options of `svdq worker` as in a shell, such as `--experts rounds`; those that are typed win.
     worker_options: str = ""
     #: How long the ranks of `svdq worker` wait for a job until they end and free their GPUs, such as 10m; the worker

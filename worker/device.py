@@ -108,6 +108,14 @@ def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int
     return granted
 
 
+def bytes_in_reach(device: torch.device) -> int | None:
+    """Return the bytes of a GPU that this process holds or could take; None on processors."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
+
+
 def share_of_gpu(free: int, total: int, held: int, ranks_per_gpu: int) -> int:
     """Divide a GPU's bytes equally among its ranks, in whatever order they load; this rank holds `held`."""
     # While the others load, free memory is too high; after that it excludes what other programs hold.

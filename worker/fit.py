@@ -7,10 +7,12 @@ import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute.memory import size_text
+from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, RESERVE_BYTES, size_text
 from svdq.pipeline.models.compute.options import ComputeOptions
+from svdq.pipeline.models.lora_folder import KEPT_BYTES as KEPT_LORA_BYTES
 from svdq.pipeline.models.names.pull import cache_folder
 from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.needs import Residency, SizedModel
@@ -18,8 +20,10 @@ from svdq.pipeline.models.weights.model_folder import DTYPES
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.rounds import LOAD_SHARE
 from svdq.pipeline.video_parameters import VideoParameters
+from svdq.producer.settings import Settings
 from svdq.producer.text import count
 from svdq.worker.cards import Cards
+from svdq.worker.config import RankConfig
 
 NUM_VIDEOS = 300  # for which times are given unless a number is
 #: Host memory that pinned weights take, in sizes of their own: torch rounds each tensor up to a power of two.
@@ -105,22 +109,53 @@ def faster_in_rounds(name: str, options: ComputeOptions, cards: Cards) -> float:
 
     It is 0 or less where all of the model fits a GPU, or a part of it does not; infinite where only rounds fit.
     """
-    model = sized_model(name)
+    model = _with_options(sized_model(name), options)
     if not model.has_experts:
         return 0.0
     video = model.video()
-    model = replace(
+    if not model.least(video, "rounds", 1) <= cards.room_bytes < model.least(video, "resident", 1):
+        return 0.0
+    if model.least(video, "bound", cards.number) > cards.room_bytes:
+        return math.inf
+    return model.video_costs(video).faster_in_rounds(cards.number)
+
+
+def least_need(name: str, options: ComputeOptions, experts: str, num_ranks: int) -> int:
+    """Return the least free bytes of a GPU with which a rank makes the usual video; 0: the model takes little.
+
+    `experts` is the option of the worker; by `auto`, the way that needs least of those that it may choose counts.
+    """
+    try:
+        model = _with_options(sized_model(name), options)
+    except InputError:
+        return 0
+    residency: Residency = "resident"
+    if experts == "rounds" or (experts == "auto" and model.has_experts and num_ranks == 1):
+        residency = "rounds"
+    elif model.has_experts and experts != "resident":
+        residency = "bound"
+    return model.least(model.video(), residency, num_ranks) + CONTEXT_BYTES + RESERVE_BYTES
+
+
+def least_free(settings: Settings, config: RankConfig, num_ranks: int) -> int:
+    """Return the least free bytes of a GPU with which a rank is started beside other programs; 0: any number."""
+    need = least_need(settings.model, config.compute, config.experts, num_ranks)
+    if need and settings.loras is not None and config.compute.may_keep:
+        need += KEPT_LORA_BYTES
+    if need and settings.upscaler is not None:
+        need += Path(settings.upscaler).stat().st_size
+    limit = settings.memory_limit
+    return need if limit is None else min(need, limit + CONTEXT_BYTES + RESERVE_BYTES)
+
+
+def _with_options(model: SizedModel, options: ComputeOptions) -> SizedModel:
+    return replace(
         model,
         dtype=model.dtype if options.dtype == "auto" else DTYPES[options.dtype],
         int8="int8" in options.approximate,
         streamed=options.offload == "blocks",
         kept=model.kept and options.may_keep,
     )
-    if not model.least(video, "rounds", 1) <= cards.room_bytes < model.least(video, "resident", 1):
-        return 0.0
-    if model.least(video, "bound", cards.number) > cards.room_bytes:
-        return math.inf
-    return model.video_costs(video).faster_in_rounds(cards.number)
 
 
 def _residencies(model: SizedModel, usual: VideoCosts, number: int) -> list[Residency]:

@@ -12,10 +12,12 @@ import redis
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.loop.protocols import Checkpointer, Surroundings
 from svdq.pipeline.loop.stage import Stage
+from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, RESERVE_BYTES, WORKSPACE_BYTES, size_text
 from svdq.pipeline.models.families import FAMILIES, parameters_of
 from svdq.pipeline.planning.rounds import MOST_VIDEOS
 from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.pipeline.transport.topology import Links
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer import keys
 from svdq.producer.connection import server_url
 from svdq.producer.status.ranks import IntakeStatus, RoundPlace
@@ -25,12 +27,14 @@ from svdq.worker import run_folder
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.config import free_host_bytes
+from svdq.worker.device import bytes_in_reach
 from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.prefetcher import IntakeOptions
 from svdq.worker.intake.source import Intake
+from svdq.worker.launcher.gpu_users import LEAST_BYTES
 from svdq.worker.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 from svdq.worker.outages import LEASE_TIMEOUT_S, NUM_LEASE_RETRIES, ConnectionHealth, connect, wait_for
 from svdq.worker.output.content_credentials import ContentCredentials
@@ -65,6 +69,7 @@ class Rank:
         settings, topology, marker = process.run.settings, process.topology, process.marker
         self._loaded, links, ranks = start(process)
         loaded, info = self._loaded, self._loaded.model.info
+        self._room = bytes_in_reach(loaded.device)  # of its GPU
         self._in_rounds = bool(loaded.model.sets)
         # Set when jobs in flight go back to the queue although the rank was not stopped.
         self._handing_back = threading.Event()
@@ -229,6 +234,7 @@ class Rank:
             monitor=Watchdog(monitor, topology.rank, stall_s, on_stall=partial(_exit_after_stall, monitor, marker)),
             checkpointer=self._checkpoints or Checkpointer(),
             tracer=self._tracer,
+            gives_way=self._gives_way,
         )
         return Stage(
             topology,
@@ -252,6 +258,27 @@ class Rank:
         )
         if self._intake is not None and (queues := self._intake.idled) is not None:
             run_folder.write_idle(folder, queues)
+
+    def _gives_way(self, parameters: VideoParameters) -> bool:
+        """Ask the launcher to end this group if another program has taken memory of its GPU, and say whether it has."""
+        folder, loaded = self._process.run_dir, self._loaded
+        if folder is None or not self._process.run.settings.wait_for_gpu or loaded.info.ranks_per_gpu > 1:
+            return False
+        in_reach = bytes_in_reach(loaded.device)
+        if self._room is None or in_reach is None or self._room - in_reach < LEAST_BYTES:
+            return False
+        need, info = self._room, loaded.model.info
+        if info.known is not None:
+            plan = MemoryPlan(
+                [loaded.info], str(info.compute.get("dtype", "float32")), info.known, workspace=WORKSPACE_BYTES
+            )
+            need = min(need, plan.need(0, parameters) + CONTEXT_BYTES + RESERVE_BYTES)
+        taken = size_text(self._room - in_reach)
+        logger.warning(
+            "Another program has taken %s of this GPU: the jobs go back to the queue until it is free.", taken
+        )
+        run_folder.write_crowded(folder, need)
+        return True
 
     def _group_status(self, intake: Intake) -> IntakeStatus:
         stage = self._stage

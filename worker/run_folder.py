@@ -151,6 +151,19 @@ def read_failure(folder: Path, restart_count: int) -> str:
     return str(reason) if of >= restart_count else ""
 
 
+def write_crowded(folder: Path, need: int) -> None:
+    """Record that another program has taken memory of a rank's GPU; its launcher ends the group until `need` is free.
+
+    `need` is the free bytes of the GPU that the rank's present video needs.
+    """
+    _write(folder / "crowded", str(need))
+
+
+def read_crowded(folder: Path) -> int | None:
+    """Return the free bytes of a GPU for which the group is to end and wait; None: it is not."""
+    return _number(folder / "crowded") if (folder / "crowded").exists() else None
+
+
 def write_trace(folder: Path, rank: int, events: list[dict[str, Any]]) -> None:
     """Write the trace events of a rank at its end."""
     _write(folder / f"rank{rank}.trace", json.dumps(events))

@@ -134,3 +134,6 @@ class Surroundings:
     monitor: Monitor = field(default_factory=Monitor)
     checkpointer: Checkpointer = field(default_factory=Checkpointer)
     tracer: Tracer = field(default_factory=Tracer)
+    #: Called when memory runs out for a video; returns whether other programs have taken it. The rank is stopped then,
+    #: and the video goes on later.
+    gives_way: Callable[[VideoParameters], bool] = lambda parameters: False

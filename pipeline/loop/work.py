@@ -26,8 +26,13 @@ from svdq.pipeline.video_parameters import VideoParameters
 
 KEEP_EVERY_S = 30.0  # seconds of denoising after which a sample is saved between two steps, besides at every hand-over
 LONG_STEP_S = 5.0  # of a step; a sample is saved before each of such steps, since a stop may cut them off
+STOP_POLL_S = 0.1  # seconds between two looks whether a rank that gives way is stopped
 
 logger = logging.getLogger(__name__)
+
+
+def _described(sample: Sample, error: Exception, where: str) -> Sample:
+    return sample.failed(describe_failure(error, where))
 
 
 class UnitLoop:
@@ -60,7 +65,8 @@ class UnitLoop:
         self._monitor = surroundings.monitor
         self._tracer = surroundings.tracer
         self._checkpointer = surroundings.checkpointer
-        self._decoder = Decoder(model)
+        self._gives_way = surroundings.gives_way
+        self._decoder = Decoder(model, self._failed)
         self._upscaler = upscaler
         self._keep_latents = keep_latents
         self._done = done
@@ -110,6 +116,22 @@ class UnitLoop:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def _failed(self, sample: Sample, error: Exception, where: str, done: Sample | None = None) -> Sample:
+        """Return a sample as failed, or as it was, once this rank is stopped, if other programs took the memory.
+
+        `done` is the sample after the steps that it has done here, which is saved in that case.
+        """
+        if is_out_of_memory(error):
+            release_memory(error)
+            if self._gives_way(sample.parameters):
+                if done is not None:
+                    self._checkpointer.save(done)
+                self._monitor.idle()
+                while not self._is_stopped():
+                    time.sleep(STOP_POLL_S)
+                return sample
+        return _described(sample, error, where)
+
     def _goes_on(self, sample: Sample) -> bool:
         return sample.has_work(self.rank) and not self._is_interrupted(sample)
 
@@ -124,7 +146,7 @@ class UnitLoop:
                 embed = partial(self._model.embed, sample.parameters)
                 embedded = with_second_try(embed, f"the encode of the prompts of {sample.job_id}")
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
-            return sample.failed(describe_failure(error, "while its prompt was encoded"))
+            return self._failed(sample, error, "while its prompt was encoded")
         assert embedded is not None
         return replace(sample, step=-1, tensors={**sample.tensors, **embedded})
 
@@ -142,7 +164,7 @@ class UnitLoop:
                 tensors.update(with_second_try(encode, f"the encode of {sample.job_id}"))
                 self._synchronize()
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
-            return sample.failed(describe_failure(error, "while its photo was encoded"))
+            return self._failed(sample, error, "while its photo was encoded")
         self._bring(REST)
         seconds = time.perf_counter() - started
         self._done(Work(self.rank, sample.index, 0, 1, seconds))
@@ -160,10 +182,10 @@ class UnitLoop:
         keep_at, now = started + self._keep_every_s, started
         index = first = sample.step
         _, stop = sample.steps_of(self.rank)
+        state = {**sample.tensors}
         try:
             with self._tracer.span("no steps", sample.job_id) as span:
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters, sample.step_costs)
-                state = {**sample.tensors}
                 changed: dict[str, Tensor] = {}  # the latest of each tensor that steps here have changed
                 for index in range(first, stop):
                     # A skipped step needs what the step before has left here.
@@ -192,7 +214,8 @@ class UnitLoop:
                     which = f"by step {stop} of {steps}"
                     return sample.failed(f"The latents became NaN or infinite {which}{nan_advice(self._model)}")
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
-            return sample.failed(describe_failure(error, f"in step {index + 1} of {steps}"))
+            done = self._advanced(sample, index, state, time.perf_counter() - started)
+            return self._failed(sample, error, f"in step {index + 1} of {steps}", done)
         laps.append((stop, time.perf_counter()))
         if stop > first:
             self._done(
@@ -248,7 +271,7 @@ class UnitLoop:
                 lambda: self._is_stopped() or self._monitor.canceled(sample.job_id),
             )
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
-            return sample.failed(describe_failure(error, "while its frames were upscaled")), None
+            return self._failed(sample, error, "while its frames were upscaled"), None
         if found is None:  # of a rank that stops, nothing is passed on
             return replace(sample, canceled=True, tensors={}), None
         upscaled, record = found
@@ -260,8 +283,10 @@ class UnitLoop:
 class Decoder:
     """Decodes samples, and remembers the chunk sizes that ran out of memory."""
 
-    def __init__(self, model: VideoModel) -> None:
+    def __init__(self, model: VideoModel, failed: Callable[[Sample, Exception, str], Sample] = _described) -> None:
+        """Decode with a model; `failed` returns a sample that has failed by an error, of which the text says where."""
         self._model = model
+        self._failed = failed
         self._largest: dict[Shape, int] = {}  # the largest chunk size to try, of shapes that ran out of memory
 
     def decode(self, sample: Sample) -> tuple[Sample, Tensor | None]:
@@ -284,12 +309,12 @@ class Decoder:
                 break
             except Exception as error:  # noqa: BLE001 - one bad job must not affect others
                 if not is_out_of_memory(error):
-                    return sample.failed(describe_failure(error, "while its frames were decoded")), None
+                    return self._failed(sample, error, "while its frames were decoded"), None
                 # The latents still exist, so no step is repeated.
                 smaller = self._largest[shape] = asked_for.smaller_chunk(chunk)
                 sample = replace(sample, parameters=_in_chunks(asked_for, smaller))
                 if chunk == 1:
-                    return sample.failed(describe_failure(error, "while one frame at a time was decoded")), None
+                    return self._failed(sample, error, "while one frame at a time was decoded"), None
                 logger.warning(
                     "Out of memory in the decode of %s; trying again with decode_chunk_size %d.", sample.job_id, smaller
                 )

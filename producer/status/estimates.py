@@ -21,6 +21,7 @@ UNKNOWN_WORKERS = "Redis refuses writes, so workers that run cannot say so; jobs
 STARTING = "A worker is starting."
 PAUSED = "Jobs are not taken."
 STORAGE = "The storage is unavailable."
+HELD = "Another program holds the GPU."
 DRAINING = "The workers take no more jobs."
 UNMEASURED = "No worker has finished a video of such a size yet."
 PUBLISHED = "By published times: no worker has finished a video of such a size yet."
@@ -198,7 +199,7 @@ def _groups_that_take(
     if stop_all(pauses) or (pauses and all(group.is_freed for group in groups)):
         return [], PAUSED
     if groups and not able:
-        return [], STORAGE
+        return [], HELD if any(group.is_held for group in groups) else STORAGE
     if not whole:
         return [], _missing(able[0]) if able else no_group
     if not open_:  # the first record of a rank says nothing about jobs

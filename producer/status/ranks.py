@@ -21,7 +21,7 @@ MAX_RANKS = 4096
 Whole = Annotated[int, Field(ge=0, lt=2**63)]  # arithmetic with floats fails on larger ones
 Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]  # seconds since the epoch
 
-Activity = Literal["idle", "loading", "denoising", "decoding", "waiting", "asleep", "starting", "freed"]
+Activity = Literal["idle", "loading", "denoising", "decoding", "waiting", "asleep", "starting", "freed", "held"]
 
 
 class Condition(Record):
@@ -74,7 +74,7 @@ class IntakeStatus(Record):
 class Rest(Record):
     """Why a group has no ranks at present, or none that are ready; its launcher writes their records then."""
 
-    reason: Literal["idle", "starting", "freed"]
+    reason: Literal["idle", "starting", "freed", "held"]
     since: Moment
     start_s: Seconds | None = None  # seconds until its ranks could be ready; None until they have been
 
@@ -82,7 +82,12 @@ class Rest(Record):
         return _RESTS[self.reason]
 
 
-_RESTS = {"idle": "asleep until there is a job", "starting": "starts", "freed": "its GPUs are free"}
+_RESTS = {
+    "idle": "asleep until there is a job",
+    "starting": "starts",
+    "freed": "its GPUs are free",
+    "held": "waits for its GPU",
+}
 
 
 class RankStatus(Record):
@@ -195,6 +200,11 @@ class GroupStatus:
     def is_freed(self) -> bool:
         """Whether it has no ranks until `svdq resume`."""
         return self.rest is not None and self.rest.reason == "freed"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has no ranks until another program gives memory of its GPUs back."""
+        return self.rest is not None and self.rest.reason == "held"
 
     @property
     def start_s(self) -> float:

@@ -46,6 +46,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "stall_s": {"value": 90.0, "source": str(Path("svdq.toml").absolute())},
         "memory_limit": {"value": None, "source": "default"},
         "weights": {"value": "auto", "source": "default"},
+        "wait_for_gpu": {"value": True, "source": "default"},
         "worker_options": {"value": "--ranks 2", "source": str(home / "svdq.toml")},
         "on_demand": {"value": None, "source": "default"},
         "loras": {"value": None, "source": "default"},

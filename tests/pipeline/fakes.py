@@ -181,7 +181,13 @@ class Alone:
     """A rank alone, with a model that counts, run to its end."""
 
     def __init__(
-        self, model: CountingModel, requests: Sequence[Request], *, keep_every_s: float = 30.0, upscaler: Any = None
+        self,
+        model: CountingModel,
+        requests: Sequence[Request],
+        *,
+        keep_every_s: float = 30.0,
+        upscaler: Any = None,
+        gives_way: Callable[["Alone"], bool] = lambda _: False,
     ) -> None:
         self.checkpointer = ListCheckpointer()
         self.source = ListSource(requests)
@@ -194,6 +200,7 @@ class Alone:
             monitor=self.monitor,
             checkpointer=self.checkpointer,
             tracer=Tracer(on=True),
+            gives_way=lambda _: gives_way(self),
         )
         alone = Topology(rank=0, num_ranks=1)
         self.stage = Stage(alone, Links(), model, surroundings, keep_every_s=keep_every_s, upscaler=upscaler)

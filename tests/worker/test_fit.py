@@ -12,12 +12,13 @@ from svdq.cli.main import cli
 from svdq.cli.worker import divide
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import size_text
+from svdq.pipeline.models.compute.options import DEFAULTS
 from svdq.pipeline.models.model_name import PRESETS
 from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.producer.text import duration
 from svdq.worker.cards import GENERATIONS, Cards
 from svdq.worker.config import RankConfig
-from svdq.worker.fit import NUM_VIDEOS, to_fetch, ways
+from svdq.worker.fit import NUM_VIDEOS, least_need, to_fetch, ways
 from svdq.worker.launcher.launcher import LaunchOptions
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,19 @@ MODELS = (
     ("LTX-2.3, 1280x704, 8 and 3 steps", LTX, "1280x704x121"),
 )
 GPUS = ("1x16", "1x24", "2x24", "1x48", "1x80", "7x24")
+
+
+@pytest.mark.parametrize(("gpus", "auto"), [("1x80", "rounds"), ("2x80", "bound"), ("7x80", "bound")])
+def test_a_worker_waits_for_as_much_memory_as_its_plan_needs(gpus: str, auto: str) -> None:
+    """By auto it takes the way that needs least, where another program leaves less than all of the model needs."""
+    cards, known = Cards.parse(gpus), sized_model(FOUR_STEPS)
+    assert cards is not None
+    found = ways(known, known.video(), cards, 1, None)
+    needs = {each.command.rpartition(" ")[2]: each.need_bytes for each in found if not each.approximate}
+    reserved = cards.total_bytes - cards.room_bytes
+    for experts, chosen in {"auto": auto, "resident": "resident", auto: auto}.items():
+        assert least_need(FOUR_STEPS, DEFAULTS, experts, cards.number) == needs[chosen] + reserved
+    assert least_need("preview", DEFAULTS, "auto", 1) == 0
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ class LaunchOptions:
     until: str | None = None  # when to stop, such as 06:00
     metrics_port: int | None = None  # None: metrics are not served
     rank: RankConfig = field(default_factory=RankConfig)  # the launcher fills in the rest
+    #: By the number of ranks, the free bytes of a GPU that each waits for while another program holds them; 0: none.
+    least_free: Callable[[int], int] = lambda num_ranks: 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +125,13 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
             logger.info("The GPUs are free for other programs: no ranks start until `svdq resume`.")
         else:
             logger.info("Starting %s on %s with the model %s; this takes some seconds.", started, where, settings.model)
+        need = options.least_free(ranks) if gpus else 0
         shares = share_out(lasting_names(gpus), options.groups, ranks) if gpus else [None] * options.groups
         for number, devices in enumerate(shares):
             of_group = config.model_copy(update={"group": str(number)})
             run_config = RunConfig(rank=of_group, settings=settings, model=model)
             folder = Path(parent, f"group{number}")
-            groups.append(GroupProcess(ranks, folder, run_config, devices, refreshed, is_freed=freed))
+            groups.append(GroupProcess(ranks, folder, run_config, devices, refreshed, is_freed=freed, need=need))
         supervisor = _Supervisor(groups, until_s)
         code = supervisor.run()
         if settings.trace is not None:

@@ -148,7 +148,10 @@ class _Keeper:
                     pipeline.zadd(keys.ABILITIES, {member: now}, xx=True)
             for record in self._records[number]:
                 activity: Activity = "asleep" if rest.reason == "idle" else rest.reason
-                record.model_copy(update={"at": now, "activity": activity, "rest": rest_now}).save(pipeline)
+                update: dict[str, object] = {"at": now, "activity": activity, "rest": rest_now}
+                if rest.reason == "held" and record.rank == 0:
+                    update["conditions"] = (self._groups[number].shortage,)
+                record.model_copy(update=update).save(pipeline)
             pipeline.execute()
         self._written[number] = (rest, now)
 

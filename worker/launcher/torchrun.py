@@ -19,13 +19,14 @@ from typing import Literal
 
 import psutil
 
-from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.errors import NoRoomError, SvdqError, UnavailableError
 from svdq.producer.keys import DAY_S
 from svdq.producer.processes import die_with_parent
-from svdq.producer.status.ranks import Rest
+from svdq.producer.status.ranks import Condition, Rest
 from svdq.producer.text import count
 from svdq.worker import run_folder
 from svdq.worker.config import RunConfig, private_environment, write_config
+from svdq.worker.launcher.gpu_wait import AGAIN_S, MemoryWatch
 from svdq.worker.launcher.gpus import GPUS_BY_BUS, probe, title
 
 logger = logging.getLogger(__name__)
@@ -71,11 +72,13 @@ class GroupProcess:
         refreshed: Callable[[RunConfig], RunConfig] = lambda config: config,
         *,
         is_freed: bool = False,
+        need: int = 0,
     ) -> None:
-        """Start it with run folders in a new `folder`.
+        """Start it, unless its GPUs are `is_freed` or lack memory, with run folders in a new `folder`.
 
         `devices` is as in CUDA_VISIBLE_DEVICES, or None: inherited. `refreshed` brings a configuration up to date for
-        ranks that start later. If it `is_freed`, it has no ranks yet.
+        ranks that start later. `need` is the free bytes of a GPU that a rank waits for while another program holds
+        them; 0: it does not wait.
         """
         self._folder = folder
         self._config = config
@@ -100,11 +103,16 @@ class GroupProcess:
         self.is_wanted = False  # set by another thread when it is to start its ranks again
         self.is_freed = is_freed  # set by another thread while it is to have no ranks
         self._freed_at: float | None = None  # when it began to end its ranks for that
+        self._memory = MemoryWatch(self._devices or (), need, config.rank.ranks_per_gpu or 1)
+        #: While it has no ranks for lack of memory: which GPU lacks it and who holds it, a clause; "" if not known.
+        self._lack = ""
         self._process: subprocess.Popen[bytes] | None = None  # None before its first start
         self.run_dir = folder  # of its present or last ranks
         folder.mkdir()
         if is_freed:
             self.rest = Rest(reason="freed", since=time.time())
+        elif self._memory.look():
+            self.rest = Rest(reason="held", since=time.time())
         else:
             self._start()
 
@@ -152,18 +160,22 @@ class GroupProcess:
         if self.rest is not None and not self.is_starting:
             self.rest = None
         assert self._process is not None
-        if self.is_freed and self._last_signal is None:
+        if self._last_signal is None and (self.is_freed or run_folder.read_crowded(self.run_dir) is not None):
             self._free()
         error = run_folder.read_error(self.run_dir)
         if error is not None:
             self.kill()
+            if isinstance(error, NoRoomError) and self._last_signal is None and self._memory.look():
+                self._lie_down("held")
+                return None
             raise type(error)(f"{error} {self._failures()}".rstrip())
         self._count_starts()
         code = self._process.poll()
         if code is None and self._freed_at is None and self._last_signal is not signal.SIGTERM:
             self._test_gpus()
         if code is not None and self._freed_at is not None and self._last_signal is None:
-            self._lie_down("freed")
+            self._memory.want(run_folder.read_crowded(self.run_dir) or 0)
+            self._lie_down("freed" if self.is_freed else "held")
             return self._rest_on()
         if code == 0 and self._last_signal is None and run_folder.read_idle(self.run_dir) is not None:
             self._lie_down("idle")
@@ -180,21 +192,43 @@ class GroupProcess:
                 self.rest = self.rest.model_copy(update={"reason": "freed", "since": time.time()})
         elif self.rest.reason == "freed" and run_folder.read_idle(self.run_dir) is not None:
             self.rest = self.rest.model_copy(update={"reason": "idle", "since": time.time()})
-        elif self.is_wanted or self.rest.reason == "freed":
-            self._wake()
+        elif self.is_wanted or self.rest.reason != "idle":
+            lack = self._memory.lack()
+            if lack:
+                self._hold(lack)
+            elif lack is not None:
+                self._wake()
         return None
+
+    def _hold(self, lack: str) -> None:
+        """Rest until other programs give memory back; say so once."""
+        assert self.rest is not None
+        if self.rest.reason != "held":
+            self.rest = self.rest.model_copy(update={"reason": "held", "since": time.time()})
+        if not self._lack:
+            logger.warning("Waiting for memory: %s. --no-wait-for-gpu does not wait.", lack)
+        self._lack = lack
+
+    @property
+    def shortage(self) -> Condition:
+        """What it waits for while a GPU lacks memory."""
+        since = time.time() if self.rest is None else self.rest.since
+        reason = f"{self._lack or 'Another program has taken memory of a GPU'}."
+        attempts = int((time.time() - since) / AGAIN_S) + 1
+        return Condition(effect="No video is rendered", reason=reason, since=since, attempts=attempts)
 
     def _free(self) -> None:
         """End the ranks after their present step; kill them if that takes too long."""
         now = time.monotonic()
         if self._freed_at is None:
             self._freed_at = now
-            logger.info("The GPUs are to be free; videos stop after their step, and go on after `svdq resume`.")
+            if self.is_freed:
+                logger.info("The GPUs are to be free; videos stop after their step, and go on after `svdq resume`.")
         self._signal_ranks(signal.SIGTERM)
         if now - self._freed_at >= (STOP_START_S if self.is_starting else FREE_S):
             self.kill()
 
-    def _lie_down(self, reason: Literal["idle", "freed"]) -> None:
+    def _lie_down(self, reason: Literal["idle", "freed", "held"]) -> None:
         start_s = None if self.rest is None else self.rest.start_s
         if not self.is_starting:
             start_s = max(0.0, run_folder.ready_at(self.run_dir) - self._started_at)
@@ -202,14 +236,14 @@ class GroupProcess:
         self._freed_at = None
         if reason == "idle":
             logger.info("The ranks had nothing to do and have ended; they start again when there is a job.")
-        else:
+        elif reason == "freed":
             logger.info("The ranks have ended, and the GPUs are free until `svdq resume`.")
 
     def _wake(self) -> None:
         assert self.rest is not None
-        is_resumed = self.rest.reason == "freed"
-        logger.info("%s; starting the ranks again.", "Resumed" if is_resumed else "There is a job")
-        self.is_wanted = False
+        why = {"freed": "Resumed", "held": "The GPUs have enough memory"}.get(self.rest.reason, "There is a job")
+        logger.info("%s; starting the ranks.", why)
+        self.is_wanted, self._lack = False, ""
         self.rest = self.rest.model_copy(update={"reason": "starting", "since": time.time()})
         ended = self.run_dir
         with contextlib.suppress(SvdqError):  # the ranks say what is wrong, and try again
@@ -249,6 +283,14 @@ class GroupProcess:
         if len(self._results) < len(devices):
             return
         failed = {device: reason for device, reason in self._results.items() if reason}
+        if not failed and restart_count != self._tested:  # the ranks wait
+            if (lack := self._memory.lack()) is None:
+                return
+            if lack:
+                self._results = None
+                self.kill()
+                self._lie_down("held")
+                return
         self._results, self._tested, self._waiting = None, restart_count, {}
         if failed:
             self._leave_out(failed)
@@ -269,7 +311,7 @@ class GroupProcess:
         devices = self._devices or []
         used = [devices[rank % len(devices)] for rank in range(self.num_ranks)]
         self.num_ranks = sum(device not in failed for device in used)
-        self._devices = [device for device in devices if device not in failed]
+        self._devices = self._memory.devices = [device for device in devices if device not in failed]
         named = {title(device): reason for device, reason in failed.items()}
         rank = self._config.rank
         rank = rank.model_copy(update={"failed_gpus": {**rank.failed_gpus, **named}})

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from svdq.pipeline.errors import InputError, SampleError, SvdqError
+from svdq.pipeline.errors import InputError, NoRoomError, SampleError, SvdqError
 from svdq.pipeline.imports import import_failure
 from svdq.pipeline.models.compute.memory import size_text
 
@@ -101,7 +101,7 @@ def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | N
                 there = f" on {device} ({size_text(free)} of {size_text(total)} free)"
             num_bytes = needed() if needed else 0
             weights = f", and this rank needs {size_text(num_bytes)} for its weights" if num_bytes else ""
-            raise InputError(
+            raise NoRoomError(
                 f"{what} cannot be loaded: memory ran out{there}{weights}; end what else runs there, start fewer ranks "
                 "(--ranks), or choose what `svdq plan` says fits."
             ) from error

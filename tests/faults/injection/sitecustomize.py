@@ -15,6 +15,8 @@ where, FAULTS_FOLDER names a folder through which the harness counts and control
 - `device`: ranks take the names in CUDA_VISIBLE_DEVICES for GPUs and compute on processors; a GPU fails for good, for
   its rank and for the launcher's test, while there is a file of its name; the rank dies, or waits in the kernel if that
   is a named pipe;
+- `memory`: ranks take the names in CUDA_VISIBLE_DEVICES for GPUs and compute on processors; while there is a file
+  `taken`, another program has most of their memory, and steps run out of it; a file `load` has the next load do so;
 - `clock`: the wall clock of all processes, the launcher included, is shifted by the seconds in the file `offset`.
 """
 
@@ -134,6 +136,31 @@ def _break_devices(folder: Path) -> None:
 
     startup.choose_device = choose_device
     _kill_if(SimulatedModel, "step", fails)
+
+
+def _take_memory(folder: Path) -> None:
+    import torch
+
+    from svdq.pipeline.errors import NoRoomError
+    from svdq.pipeline.models.simulated import SimulatedModel
+    from svdq.worker import rank, startup
+
+    def bytes_in_reach(_: torch.device) -> int:
+        return (4 if (folder / "taken").exists() else 24) * 10**9
+
+    def run_out(*_: object) -> None:
+        if (folder / "taken").exists():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    def load(*_: object, **__: object) -> None:
+        if (folder / "load").exists():
+            (folder / "load").rename(folder / "taken")
+            raise NoRoomError("The model cannot be loaded: memory ran out.")
+
+    startup.choose_device = lambda *_: torch.device("cpu")
+    rank.bytes_in_reach = bytes_in_reach
+    _wrap(SimulatedModel, "step", before=run_out)
+    _wrap(startup, "open_model", before=load)
 
 
 def _shift_clock(folder: Path) -> None:
@@ -297,6 +324,8 @@ def _install(where: str, folder: Path) -> None:
             _wrap(local, "publish", before=functools.partial(_dawdle, folder))
         case "device":
             _break_devices(folder)
+        case "memory":
+            _take_memory(folder)
         case "clock":
             _shift_clock(folder)
         case "seeds":
@@ -325,7 +354,7 @@ def _install_in_rank() -> None:
 
 
 match os.environ.get("FAULTS_AT"):
-    case "device" if "svdq.worker.doctor" in sys.orig_argv:
+    case "device" | "memory" if "svdq.worker.doctor" in sys.orig_argv:
         is_broken = Path(os.environ["FAULTS_FOLDER"], sys.orig_argv[-2]).exists()
         sys.stderr.write("it is broken\n" * is_broken)
         os._exit(is_broken)

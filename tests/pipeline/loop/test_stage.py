@@ -1,5 +1,6 @@
 """The loop of a rank: every sample ends once, and one that fails harms no other."""
 
+import threading
 import weakref
 from dataclasses import replace
 
@@ -160,6 +161,30 @@ def test_work_that_runs_out_of_memory_frees_it_and_is_tried_once_more(where, tim
     if succeeds:
         assert int(group.sink.frames["job-2"].max()) == 5
     else:
+        assert "Out of GPU memory" in str(group.source.reports["job-2"].failure)
+
+
+@pytest.mark.parametrize("where", ["encode", "step", "decode"])
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_video_whose_memory_another_program_took_is_not_reported(where: str, is_taken: bool) -> None:
+    """The rank waits until it is stopped; its jobs return to the queue, and go on from their checkpoints."""
+    model = CountingModel()
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    {"encode": model.fail_encode, "step": model.fail_step, "decode": model.fail_decode}[where][2] = error
+    asked = 0
+
+    def gives_way(group: Alone) -> bool:
+        nonlocal asked
+        asked += 1
+        if is_taken:
+            threading.Timer(0.2, group.stage.stop).start()
+        return is_taken
+
+    group = Alone(model, [request(1), request(2), request(3)], gives_way=gives_way)
+    group.stage.run()
+    assert asked == 1
+    assert group.source.reports.keys() == ({"job-1"} if is_taken else {"job-1", "job-2", "job-3"})
+    if not is_taken:
         assert "Out of GPU memory" in str(group.source.reports["job-2"].failure)
 
 
