@@ -83,7 +83,8 @@ def estimate_jobs(
     num_ahead, costs = waiting.num_ahead, _costs_by_group(groups)
     started = {view.id: view for view in (*views, *waiting.started) if view.status == JobStatus.STARTED.value}
     begun = _of_started([*started.values()], groups, costs, no_group)
-    found = {view.id: begun[view.id] for view in views if view.id in begun}
+    # What is in flight may have been read before the end of a job.
+    found = {view.id: begun[view.id] for view in views if view.id in begun and not view.ended}
     queued = {view.id: view for view in views if view.id in num_ahead and view.id not in found}
     deferred = {view.id: view for view in views if view.status == JobStatus.DEFERRED.value}
     if not queued and not deferred:

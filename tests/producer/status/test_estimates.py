@@ -64,6 +64,13 @@ def test_a_job_in_flight_has_its_steps_and_the_decode_before_it() -> None:
     assert eta(started("a", 8), group(in_flight=("a",))).eta_s == pytest.approx(2.0)
 
 
+def test_a_job_that_has_ended_since_those_in_flight_were_read_has_no_estimate() -> None:
+    before = started("a", 8)
+    flying = Backlog(started=[before])
+    assert eta(before, group(in_flight=("a",)), before=flying).eta_s is not None
+    assert eta(replace(before, status="finished"), group(in_flight=("a",)), before=flying) == Estimate()
+
+
 def test_a_group_that_is_asleep_starts_first() -> None:
     awake = group()
     rest = Rest(reason="idle", since=1.0, start_s=30.0)
