@@ -444,7 +444,7 @@ def test_the_gpu_is_freed_until_resume(desk: Watched, site: Site) -> None:
     quick(page)
     page.set_input_files("#photos", site.photo("Heron.png", "teal"))
     page.click("#make")
-    expect(page.locator("#rows .row", has_text="Heron")).to_contain_text("Jobs are not taken.")
+    expect(page.locator("#rows .row", has_text="Heron")).to_contain_text("next")
     page.get_by_role("button", name="Resume").click()
     expect(page.locator(".card h3", has_text="Heron")).to_be_visible()
     expect(page.locator("#free")).to_be_visible()
