@@ -122,7 +122,7 @@ class Notifications:
             self._seen_s[title] = now_s
         if any(group.is_whole for group in groups):
             for title in self._told - waits.keys():
-                self.send(f"{title} no longer", "The storage can be used again.")
+                self.send(f"{title} no longer", "Videos go on.")
             self._told &= waits.keys()
 
 

@@ -215,7 +215,7 @@ class GroupProcess:
         since = time.time() if self.rest is None else self.rest.since
         reason = f"{self._lack or 'Another program has taken memory of a GPU'}."
         attempts = int((time.time() - since) / AGAIN_S) + 1
-        return Condition(effect="No video is rendered", reason=reason, since=since, attempts=attempts)
+        return Condition(effect="Videos wait for memory of the GPU", reason=reason, since=since, attempts=attempts)
 
     def _free(self) -> None:
         """End the ranks after their present step; kill them if that takes too long."""
