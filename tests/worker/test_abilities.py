@@ -22,6 +22,8 @@ from svdq.worker.queue.group_worker import GroupWorker
 from tests.conftest import Cli
 from tests.queued import WanJob, enqueue
 from tests.ranks import rank, save
+from tests.waiting import wait_until
+from tests.worker.conftest import Site
 from tests.worker.jobs import JOB, pop, put
 
 GIB = 2**30
@@ -179,3 +181,19 @@ def test_what_others_write_as_an_ability_stops_no_group(connection, text: str) -
     enqueue(connection, WAN, "a")
     assert take_all(small) == ["a"]
     assert all(not queue.unable for queue in queues(connection))
+
+
+@pytest.mark.slow
+def test_a_burst_leaves_what_only_another_worker_can_make_and_says_so(site: Site, upscaler: dict[str, str]) -> None:
+    able = site.start(1, **upscaler)
+    wait_until(lambda: site.connection.zcard(keys.ABILITIES) == 1)
+    able.kill_all()
+    plain, upscaled = site.submit(), site.submit(upscale="2")
+    ended = site.run("svdq", "worker", "--ranks", 1, "--device", "cpu", "--burst")
+    assert ended.returncode == 1, ended.stderr
+    assert "It ended because the queued jobs wait for other workers: 1 job for an upscaler." in ended.stdout
+    assert site.states([plain, upscaled]) == ["finished", "queued"]
+
+    site.start(1, **upscaler)
+    [done] = site.wait([upscaled])
+    assert done.status == "finished"
