@@ -8,6 +8,7 @@ from functools import partial
 
 from tests.faults.arena import Arena
 from tests.faults.campaigns import (
+    able,
     bits,
     chains,
     clock,
@@ -82,6 +83,7 @@ CAMPAIGNS = {
         run=rounds.rounds, num_jobs=40, ranks=1, model="simulated:step_ms=20,encode_ms=5,segments=8+12,load_ms=200"
     ),
     "on-demand": Campaign(run=on_demand.on_demand, num_jobs=48, ranks=2),
+    "able": Campaign(run=able.able, num_jobs=60, ranks=2),
     "owners": Campaign(run=owners.owners, num_jobs=306, ranks=7, model="simulated:step_ms=20"),
     "poisoned-photo": Campaign(run=poison.poisoned_photo),
     "device": Campaign(run=device.device, num_jobs=60, ranks=7),
