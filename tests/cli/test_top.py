@@ -22,8 +22,9 @@ from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
 from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.queue import SvdqQueue, fetch
+from svdq.producer.status.estimates import UNMEASURED
 from svdq.producer.status.job_view import view
-from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, RoundPlace, read_groups
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, Rest, RoundPlace, read_groups
 from svdq.producer.status.snapshot import Recent, Snapshot, take
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_many
@@ -293,6 +294,28 @@ def test_a_rank_in_rounds_says_what_it_loads_and_its_jobs_what_they_wait_for(
         "waits for encoders, next",
     }
     assert state["groups"][0]["ranks"][0]["job"] == "loading transformer_2, about 6 s"
+
+
+@pytest.mark.parametrize(
+    ("activity", "reason", "words"),
+    [("asleep", "idle", "asleep until there is a job"), ("starting", "starting", "starts")],
+)
+def test_a_group_that_sleeps_or_wakes_is_no_missing_worker(
+    connection: redis.Redis, tmp_path: Path, activity: str, reason: str, words: str
+) -> None:
+    """In `svdq top`, `svdq status` and on the page."""
+    enqueue(connection, JOB, "b" * 20)
+    rest = Rest(reason=reason, since=1.0, start_s=20.0)
+    for number in range(2):
+        intake = IntakeStatus(worker="w") if number == 0 else None
+        save(connection, rank(number, activity=activity, rest=rest, intake=intake))
+    snapshot = take(connection)
+    text = "\n".join(lines_of(snapshot))
+    assert words in text
+    assert "No worker" not in text.replace(UNMEASURED, "")
+    state = read_state(connection, Storage(str(tmp_path)), snapshot, "preview", Recent())
+    assert [each["job"] for each in state["groups"][0]["ranks"]] == [activity] * 2
+    assert not any("No worker" in warning for warning in state["warnings"])
 
 
 def test_jobs_that_ended_are_counted_for_an_hour(connection: redis.Redis) -> None:
