@@ -36,7 +36,7 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
 
 
 def read_counts(connection: redis.Redis) -> Read[dict[str, dict[str, int]]]:
-    """Count the jobs of every queue by status."""
+    """Count the jobs of every queue by status; what some workers leave to others counts where it was queued."""
     found_queues = yield from read_queues(connection)
     asked = []
 
@@ -55,7 +55,8 @@ def read_counts(connection: redis.Redis) -> Read[dict[str, dict[str, int]]]:
     found: dict[str, dict[str, int]] = {}
     for (name, status), answer in zip(asked, answers, strict=True):
         number = len(answer) if status == "stopped" else answer
-        found.setdefault(name, dict.fromkeys(STATUSES, 0))[status] += number
+        of_all = name.partition("/")[0].removesuffix(":")
+        found.setdefault(of_all, dict.fromkeys(STATUSES, 0))[status] += number
     for of_queue in found.values():
         of_queue["failed"] -= of_queue["stopped"]
     # That of a model stays in RQ's list without jobs.
