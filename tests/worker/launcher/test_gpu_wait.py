@@ -68,9 +68,10 @@ def card(put_nvidia_smi: PutNvidiaSmi, started: Callable[..., int], tmp_path: Pa
     return tmp_path
 
 
-def start(site, card: Path, model: str, *options: str, wait: bool = True):
+def start(site, card: Path, model: str, *options: str, ranks: int = 1, wait: bool = True):
     faults = {"PYTHONPATH": str(INJECTION), "FAULTS_AT": "memory", "FAULTS_FOLDER": str(card)}
-    return site.start(1, "--device", "cuda", *options, model=model, wait=wait, CUDA_VISIBLE_DEVICES="0", **faults)
+    gpus = ",".join(map(str, range(ranks)))
+    return site.start(ranks, "--device", "cuda", *options, model=model, wait=wait, CUDA_VISIBLE_DEVICES=gpus, **faults)
 
 
 @pytest.mark.slow
@@ -91,8 +92,9 @@ def test_a_worker_starts_when_another_program_has_given_the_memory_back(
 
 
 @pytest.mark.slow
-def test_a_job_whose_memory_a_game_takes_goes_back_and_goes_on_later(site, card: Path, until) -> None:
-    group = start(site, card, "simulated:step_ms=50")
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_job_whose_memory_a_game_takes_goes_back_and_goes_on_later(site, card: Path, until, ranks: int) -> None:
+    group = start(site, card, "simulated:step_ms=50", ranks=ranks)
     jobs = [site.submit(seed=seed, steps=40) for seed in range(2)]
     until(lambda: site.view(jobs[0]).step > 3, lambda: group.text)
     (card / "taken").touch()
