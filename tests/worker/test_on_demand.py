@@ -12,6 +12,8 @@ import psutil
 import pytest
 import redis
 
+from svdq.pipeline.models.lora_folder import digest_of
+from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer import keys
 from svdq.producer.pauses import pause, resume
 from svdq.producer.queue import SvdqQueue
@@ -175,6 +177,22 @@ def test_jobs_of_a_host_that_died_wake_another_one(site, until) -> None:
 
 
 # What counts as work.
+
+
+@pytest.mark.long
+def test_a_job_that_another_worker_leaves_to_it_wakes_a_worker(site, until, tmp_path: Path) -> None:
+    file = tmp_path / "loras" / "style.safetensors"
+    file.parent.mkdir()
+    file.write_text("a LoRA")
+    group = site.start(1, "--on-demand", "2s", SVDQ_LORAS=str(file.parent))
+    until(lambda: asleep(site), lambda: group.text)
+    other = GroupWorker(site.connection, on_stop=print, on_shutdown=print)
+    other.look_around()
+    job_id = site.submit(loras=(LoraChoice(name="style", digest=digest_of(file)),))
+    assert pop(other) is None
+    assert site.view(job_id).waits_for == "the LoRA style"
+    [done] = site.wait([job_id])
+    assert done.status == "finished"
 
 
 def test_jobs_count_that_wait_or_are_due_or_that_a_dead_group_has(

@@ -47,7 +47,7 @@ def able(arena: Arena) -> None:
 
     def kill() -> None:
         number = arena.rng.randrange(len(groups))
-        if arena.rng.random() < 0.5:
+        if arena.rng.random() < 0.75:
             groups[number].kill_rank(arena.rng)
             return
         groups[number].kill_all()
