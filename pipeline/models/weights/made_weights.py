@@ -274,7 +274,7 @@ def load_weights(
     )
     if is_text:
         model.tie_weights()
-    model.to(device)  # buffers that no file has, such as Wan's of rotary embeddings
+    model.to(device)  # buffers that no file has, such as those of rotary embeddings
     if keeping is not None:
         model.recipes = {name: recipe for name, recipe in recipes.items() if recipe.loras or recipe.is_smaller}
     model.eval()
