@@ -21,7 +21,7 @@ from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer import keys, lua
 from svdq.producer.connection import server_url
 from svdq.producer.pauses import is_freed
-from svdq.producer.processes import scope
+from svdq.producer.processes import process_name, scope
 from svdq.producer.queue import SvdqQueue, queue_of, queues
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import Activity, RankStatus, Rest
@@ -115,6 +115,10 @@ class _Keeper:
         left = (each for each in queues(connection) if each.unable and each.model in of_models)
         return [*found, *(each.name for each in left if ability not in each.unable)]
 
+    def _entry(self, number: int) -> str:
+        """Return what a resting group has in `keys.ABILITIES`."""
+        return f"{self._ability_of(number)} {process_name(os.getpid(), str(number))} "
+
     def _ability_of(self, number: int) -> str:
         intakes = (record.intake for record in self._records[number] if record.intake)
         return next((intake.ability for intake in intakes), "")
@@ -139,13 +143,12 @@ class _Keeper:
             rest_now = rest.model_copy(update={"start_s": max(0.0, rest.start_s - (now - rest.since))})
         else:
             rest_now = rest
-        ability = self._ability_of(number).encode()
-        members: list[bytes] = connection.zrange(keys.ABILITIES, 0, -1)  # type: ignore[assignment]
+        seconds, _ = connection.time()
         with connection.pipeline(transaction=False) as pipeline:
-            pipeline.expire(f"{keys.ABILITY}{ability.decode()}", keys.ABILITY_TTL_S)
-            for member in members:
-                if member.partition(b" ")[0] == ability:
-                    pipeline.zadd(keys.ABILITIES, {member: now}, xx=True)
+            if ability := self._ability_of(number):
+                # The entry of its ranks counts as replaced once another worker has the same GPU.
+                pipeline.zadd(keys.ABILITIES, {self._entry(number): seconds})
+                pipeline.expire(f"{keys.ABILITY}{ability}", keys.ABILITY_TTL_S)
             for record in self._records[number]:
                 activity: Activity = "asleep" if rest.reason == "idle" else rest.reason
                 update: dict[str, object] = {"at": now, "activity": activity, "rest": rest_now}
@@ -187,6 +190,7 @@ class _Keeper:
             return
         with connection.pipeline(transaction=False) as pipeline:
             for number in numbers:
+                pipeline.zrem(keys.ABILITIES, self._entry(number))
                 for record in self._records[number]:
                     record.remove(pipeline)
             pipeline.execute()

@@ -1,8 +1,10 @@
 """What the groups of a queue can make, as they say in Redis, and which jobs one of them leaves to the others."""
 
 import logging
+import math
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,14 +14,15 @@ from pydantic import ValidationError
 
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.producer import keys, processes
-from svdq.producer.clock import CLOCK
 from svdq.producer.job import JobArguments
 from svdq.producer.queue import SvdqQueue
 from svdq.worker.ability import Ability
+from svdq.worker.queue.scripts import server_time
 
 logger = logging.getLogger(__name__)
 
 LISTING_S = 1.0  # seconds that leases may wait for a folder of LoRAs
+RECENT_S = 0.5  # seconds for which a look counts for all jobs: thousands may be left one after the other
 
 
 class Lacking(NamedTuple):
@@ -54,6 +57,7 @@ class Abilities:
         self._listed: dict[str, str] = {}
         self._known: dict[str, Ability] = {}  # by id, this group's among them
         self._are_more_coming = False  # whether workers start that have not said yet what they can make
+        self._looked_at = -math.inf  # monotonic
         self._member = ""
         self._launchers: set[str] = set()  # names in `keys.STARTING` of what has started this process
 
@@ -62,6 +66,7 @@ class Abilities:
         self._find_loras()
         self._write()
         self._read()
+        self._looked_at = time.monotonic()
 
     def _find_loras(self) -> None:
         if self._lora_folder.folder is None:
@@ -78,7 +83,7 @@ class Abilities:
         self._listed = self._lora_folder.digests()
 
     def _write(self) -> None:
-        now_s = CLOCK.now().timestamp()
+        now_s = server_time(self._connection)
         member = f"{self.own.id} {self._worker_name} {','.join(self._gpus)}"
         outdated = {self._member} - {"", member} if self._member else self._of_gone_workers()
         self._member = member
@@ -138,7 +143,8 @@ class Abilities:
         """
         if not (lacks := self._lacks(self.own, arguments, kwargs)):
             return None
-        self.look()  # a LoRA, or another group, may have come since
+        if time.monotonic() - self._looked_at > RECENT_S:
+            self.look()  # a LoRA, or another group, may have come since
         if not (lacks := self._lacks(self.own, arguments, kwargs)):
             return None
         found = {each: self._guarded(ability, arguments, kwargs) for each, ability in self._known.items()}
