@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.families import FAMILIES, PARAMETERS
+from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.model_name import model_stem
 from svdq.pipeline.models.video_model import ModelInfo
@@ -96,7 +96,9 @@ class Ability(Record):
     def lacks_fields(self, arguments: Mapping[str, Any]) -> str:
         """Return whether only a newer version reads the arguments of a job: a field of them is not known to this."""
         job = arguments.get("job")
-        fields: Sequence[str] | None = self.reads.get(str(job.get("family", "svd"))) if isinstance(job, dict) else ()
+        fields: Sequence[str] | None = (
+            self.reads.get(str(job.get("family", DEFAULT_FAMILY))) if isinstance(job, dict) else ()
+        )
         if fields is None or not {*arguments} <= {*self.reads.get("", ())} or not {*(job or ())} <= {*fields}:
             return NEWER
         return ""
