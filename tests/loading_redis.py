@@ -16,12 +16,14 @@ def loading_redis(path: Path, num_loading: int) -> Iterator[list[bytes]]:
     class Answer(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             while data := self.request.recv(65536):
-                for command in re.findall(rb"\r\n(HELLO|CLIENT|SELECT|PING|INFO)\r\n", data):
+                for command in re.findall(rb"\r\n(HELLO|CLIENT|SELECT|PING|INFO|EXISTS|HGETALL)\r\n", data):
                     self.request.sendall(self.answer(command) + b"\r\n")
 
         def answer(self, command: bytes) -> bytes:
             if command == b"INFO":
                 return b"$19\r\nredis_version:7.2.0"
+            if command in (b"EXISTS", b"HGETALL"):
+                return b":0" if command == b"EXISTS" else b"*0"
             if command != b"PING":
                 return b"%1\r\n+proto\r\n:3" if command == b"HELLO" else b"+OK"
             pings.append(command)
