@@ -219,10 +219,12 @@ def test_an_upload_that_nobody_takes_is_sent_anew(
         patch.setattr(upload, "SILENT_S", 0.4)
         storage = Storage(s3)
         storage.write_text("outputs/a.json", "{}")
-        data = os.urandom(12 << 20)  # more than the buffers of the kernel take
-        threading.Timer(0.1, proxy.deaf.set).start()
-        threading.Timer(0.3, proxy.deaf.clear).start()
+        data = os.urandom(48 << 20)  # more than the buffers of the kernel take
+        proxy.deaf.set()
+        hearing = threading.Timer(0.6, proxy.deaf.clear)
+        hearing.start()
         storage.write_bytes("outputs/a.mp4", data)
+        hearing.join()
         proxy.deaf.set()
         with pytest.raises(UnavailableError):
             storage.write_bytes("outputs/b.mp4", data)
