@@ -73,10 +73,10 @@ def main(run_dir: Path | None, **options: Any) -> None:
             _run(run_config or _resolve_here(config), restart_count, log, run_dir)
     except SvdqError as error:
         exit_code = error.exit_code
-        has_worked = run_dir is not None and run_folder.last_ready(run_dir) is not None
-        if restart_count > 0 or has_worked:
+        ready = None if run_dir is None else run_folder.last_ready(run_dir)
+        if restart_count > 0 or (ready is not None and ready < restart_count):  # it may have worked before a rest
             # The cause may be temporary, such as memory that another program uses, or a server that is away.
-            if run_dir is None or has_worked:
+            if run_dir is None or ready is not None:
                 logger.warning("%s The group worked before, so it tries again in %.0f s.", error, RELOAD_S)
             else:
                 run_folder.write_failure(run_dir, restart_count, str(error))

@@ -72,15 +72,15 @@ def test_videos_go_on_after_the_steps_that_they_have(site, until, ranks: int, ph
 @pytest.mark.long
 def test_videos_in_rounds_have_the_same_frames(site, until, tiny_wan: Path) -> None:
     options = {"frames": 5, "family": "wan", "prompt": "x", "formats": ("png",), "seed": 5}
-    disturbed, same = site.submit(steps=8, **options), site.submit(steps=8, **options)
+    disturbed, same = site.submit(steps=60, **options), site.submit(steps=60, **options)
     group = site.start(1, "--experts", "rounds", model=str(tiny_wan))
     until(lambda: site.view(disturbed).step >= 2, lambda: group.text)
     free(site.connection)
     until(lambda: ENDED in group.text, lambda: group.text)
     assert group.ranks() == []
     resume(site.connection)
+    until(lambda: group.text.count(READY) == 2, lambda: group.text)
     assert {view.status for view in site.wait([disturbed, same])} == {"finished"}, group.text
-    assert group.text.count(READY) == 2
     np.testing.assert_array_equal(site.frames(disturbed), site.frames(same))
     ends(site, group)
 

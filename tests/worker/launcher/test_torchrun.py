@@ -83,5 +83,6 @@ def test_a_group_without_a_launcher(site, torchrun: Torchrun, until, no_processe
     assert site.states(left) == ["queued"] * 3
     # A turn to clean up expires in seconds; the id of the database, the storages it has claimed and the owners stay.
     kept = {keys.DATABASE_ID.encode(), keys.STORAGES.encode(), keys.OWNERS.encode()}
+    kept |= {keys.ABILITIES.encode(), *site.connection.scan_iter(f"{keys.ABILITY}*")}  # jobs may wait for it
     until(lambda: {*site.connection.scan_iter(f"{keys.PREFIX}*")} <= kept)
     assert site.connection.zcard("rq:wip:svdq-default") == 0
