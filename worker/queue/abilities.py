@@ -145,8 +145,8 @@ class Abilities:
             return None
         if time.monotonic() - self._looked_at > RECENT_S:
             self.look()  # a LoRA, or another group, may have come since
-        if not (lacks := self._lacks(self.own, arguments, kwargs)):
-            return None
+            if not (lacks := self._lacks(self.own, arguments, kwargs)):
+                return None
         found = {each: self._guarded(ability, arguments, kwargs) for each, ability in self._known.items()}
         left = {*queue.unable, self.own.id, *(each for each, what in found.items() if what)} & found.keys()
         if arguments is not None and not self.own.is_for(arguments.job):  # what lacks those that are for it says more
