@@ -23,7 +23,7 @@ from svdq.producer.processes import PARENT_PID, die_with_parent
 from svdq.worker import __main__ as rank_program  # before torch, whose import it prepares
 
 POLL_S = 0.05  # seconds between looks at a rank that is to end
-#: "1": torch asks NVML whether there are GPUs. A look of its own makes them useless in the forks of the process.
+#: "1": torch asks NVML whether there are GPUs. If it asks CUDA, the forks of this process cannot use them.
 ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 

@@ -223,7 +223,7 @@ class Receiver:
             address = ipaddress.ip_address(connection.sock.getpeername()[0].partition("%")[0])
             if not self._may_be_private and not address.is_global:
                 return f"was not sent ({address} is private, and SVDQ_WEBHOOK_URL has a name in place of it)"
-            if time.monotonic() > end_s:  # whoever asked has given up, and sends it again
+            if time.monotonic() > end_s:  # the caller has given up, and will send it again
                 raise TimeoutError
             body = event.body()
             connection.request("POST", self._path, body, self._headers(event, body))

@@ -1,6 +1,6 @@
 """Models compute where they are put, however their weights are stored, on a device that has no host memory.
 
-torch's meta device stands for a GPU: it computes nothing, and refuses tensors that were left in host memory.
+torch's meta device stands in for a GPU: it computes nothing, and rejects tensors left in host memory.
 """
 
 from pathlib import Path
