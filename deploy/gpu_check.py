@@ -29,13 +29,13 @@ class Section(NamedTuple):
     write_models: Callable[[Check], object] = lambda _: None
 
 
-#: The most valuable of what takes minutes first.
+#: What no machine has shown yet first.
 SECTIONS: Mapping[str, Section] = {
-    "runs": Section(runs.runs),
     "formats": Section(formats.formats, formats.write_models),
+    "night": Section(night.night, night.night_model),
     "speed": Section(parts.speed, lambda check: parts.write_models(check, parts.SPEED)),
     "memory": Section(parts.memory, lambda check: parts.write_models(check, parts.MEMORY)),
-    "night": Section(night.night, night.night_model),
+    "runs": Section(runs.runs),
 }
 
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.again:
         check.forget_failed()
     sections = [SECTIONS[name] for name in options.only or SECTIONS]
-    if check.on_gpu:  # models take a minute, in which the first section runs
+    if check.on_gpu:  # those of later sections while the first ones run
         threading.Thread(target=lambda: [each.write_models(check) for each in sections], daemon=True).start()
     try:
         for each in sections:

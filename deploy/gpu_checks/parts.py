@@ -42,6 +42,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "int8": {"approximate": ("int8",)},
     "streamed": {"offload": "blocks"},
     "channels last": {},
+    "VAE in bf16": {},
     "8 frames at a time": {"decode_chunk_size": 8},
     "1 frame at a time": {"decode_chunk_size": 1},
     "tiles": {"decode_chunk_size": 1},
@@ -51,7 +52,7 @@ SPEED: Sequence[tuple[str, Activity, Sequence[str]]] = [
     ("wan-2", "step", [*ATTENTION, "compiled", "int8"]),
     ("svd", "step", ["compiled"]),
     ("wan-2", "encode", ["channels last"]),
-    ("wan-2", "decode", ["channels last"]),
+    ("wan-2", "decode", ["channels last", "VAE in bf16"]),
 ]
 MEMORY: Sequence[tuple[str, Activity, Sequence[str]]] = [
     ("svd", "decode", ["8 frames at a time", "1 frame at a time"]),
@@ -103,7 +104,7 @@ def _compare(check: Check, name: str, part: str, others: Sequence[str]) -> None:
         if "failure" in row:  # an attention backend may be missing
             check.figure(what, f"failed: {row['failure']}", good=None if way in ATTENTION else False)
             continue
-        measured = f"{row['seconds']:.4g} s, {row['difference']} apart"
+        measured = f"{row['seconds']:.4g} s, {row['difference']} apart, most of it in {row['kernels']}"
         if plain_s := rows["plain"].get("seconds"):
             measured += f", {plain_s / row['seconds']:.3f} times as fast"
         if not row["peak"]:
@@ -136,6 +137,8 @@ def measure(name: str, part: Activity, way: str, device: torch.device, shape: st
     load_s, load_peak = time.perf_counter() - started, peak(device) - before
     if way == "channels last":
         channels_last(model.pipeline.vae)
+    if way == "VAE in bf16":
+        model.pipeline.vae.to(torch.bfloat16)
     work = _work(model, part, video)
     reset_peak(device)
     seconds, results = [], []
@@ -149,11 +152,29 @@ def measure(name: str, part: Activity, way: str, device: torch.device, shape: st
         seconds.append(time.perf_counter() - started)
         results = results or [result.float().cpu()]
         del result
+    sizes = {"peak": peak(device) - before}
+    kernels = slowest_kernels(partial(work, REPEATS), device)
     weights = model.info.weight_bytes
     estimate = weights + family.memory(part, shape_for(part, video), name_of(dtype), facts, has_decoder=False)
     found = {"seconds": statistics.median(seconds[1:]), "first_s": seconds[0], "load_s": load_s}
-    sizes = {"weights": weights, "estimate": estimate, "load_peak": load_peak, "peak": peak(device) - before}
-    return found | {each: size / 1e9 for each, size in sizes.items()} | {"result": results[0]}
+    sizes |= {"weights": weights, "estimate": estimate, "load_peak": load_peak}
+    return found | {each: size / 1e9 for each, size in sizes.items()} | {"kernels": kernels, "result": results[0]}
+
+
+def slowest_kernels(work: Callable[[], object], device: torch.device) -> str:
+    """Return the names of the three kernels, of operators on a processor, that take most time, with their shares."""
+    on_gpu = device.type == "cuda"
+    activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profiler:
+        work()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+    times = {
+        each.key: each.self_device_time_total if on_gpu else each.self_cpu_time_total
+        for each in profiler.key_averages()
+    }
+    slowest = sorted(times, key=lambda key: times[key], reverse=True)[:3]
+    return ", ".join(f"{key[:60]} {times[key] / sum(times.values()):.0%}" for key in slowest)
 
 
 def channels_last(module: nn.Module) -> None:

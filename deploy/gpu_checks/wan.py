@@ -36,13 +36,14 @@ sigmas = [1.0, 0.75, 0.5, 0.25]
 """
 
 
-def write_wide_wan(folder: Path, num_layers: int, *, narrow: bool = False) -> None:
+def write_wide_wan(folder: Path, num_layers: int, *, narrow: bool = False, tiny_vae: bool = False) -> None:
     """Write the model; both experts have the same weights, and its text encoder is tiny unless all layers are there.
 
     Args:
         folder: new, or written by this function before.
         num_layers: of each expert.
         narrow: whether to write narrow layers and the tiny VAE, which are measured in seconds on a processor.
+        tiny_vae: whether to keep the tiny VAE beside wide layers, where only these are measured.
     """
     import diffusers
     import transformers
@@ -66,7 +67,7 @@ def write_wide_wan(folder: Path, num_layers: int, *, narrow: bool = False) -> No
         encoder.config.update({"num_layers": NUM_TEXT_LAYERS, "architectures": ["UMT5EncoderModel"]})
         encoder.config.save_pretrained(folder / "text_encoder")
         _write_blocks(folder / "text_encoder", encoder, "encoder.block", NUM_TEXT_LAYERS, "model")
-    if not narrow:
+    if not (narrow or tiny_vae):
         shutil.rmtree(folder / "vae")
         vae = with_random_weights(lambda: diffusers.AutoencoderKLWan(**PUBLISHED["vae"]), torch.float32)
         vae.save_pretrained(folder / "vae")
