@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.producer.text import MAX_SECONDS, duration, printable
+from svdq.producer.text import MAX_SECONDS, count, duration, printable
 
 if TYPE_CHECKING:
+    from svdq.producer.outbox import Outbox
     from svdq.producer.status.estimates import Estimate
     from svdq.producer.status.job_view import JobView
     from svdq.producer.status.ranks import Condition, RankStatus
@@ -102,6 +103,14 @@ def condition_reason(condition: "Condition") -> str:
     """Describe why something waits, since when, and how often it was tried."""
     times = "once" if condition.attempts == 1 else f"{condition.attempts:,} times"
     return f"{condition.reason} (since {clock(condition.since)}, tried {times})"
+
+
+def webhooks_sentence(outbox: "Outbox") -> str:
+    """Say how many webhooks are not accepted, since when, and why; "" if none is refused."""
+    if not outbox.refusal or outbox.oldest_at is None:
+        return ""
+    waiting = f"{count(outbox.num_waiting, 'webhook')} not accepted, the oldest since {clock(outbox.oldest_at)}"
+    return f"{waiting}: the last attempt {outbox.refusal}."
 
 
 def sentence_of_workers(state: "WorkerState") -> str:

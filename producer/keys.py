@@ -73,6 +73,9 @@ WEBHOOKS: Final = f"{PREFIX}webhooks"
 WEBHOOKS_WANTED: Final = f"{PREFIX}webhooks-wanted"  # string that exists while events are added to that stream
 WEBHOOKS_TTL_S: Final = 7 * DAY_S  # seconds for which events are kept without a worker that sends them
 WEBHOOKS_SENDER: Final = f"{PREFIX}webhooks-sender"  # string that lives while a worker's host sends them: its name
+#: String that lives while one is not accepted: how the last attempt failed, as the end of a sentence.
+WEBHOOKS_REFUSAL: Final = f"{PREFIX}webhooks-refusal"
+WEBHOOKS_REFUSAL_TTL_S: Final = 900  # longer than the longest delay until the next attempt
 SUSPENDED: Final = f"{RQ}:suspended"  # RQ's own: no worker takes jobs while it exists
 
 #: String, JSON of `ranks.RankStatus`: one for each rank, with the key suffix `<group>:<rank>`.

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import redis
 from rq.job import JobStatus
 
+from svdq.producer.outbox import Outbox, reading_outbox
 from svdq.producer.pauses import Pause, reading_pauses
 from svdq.producer.queue import read_job
 from svdq.producer.status import registries
@@ -82,6 +83,7 @@ class Snapshot:
     estimates: Mapping[str, Estimate]
     waiting: Backlog
     pauses: tuple[Pause, ...]
+    outbox: Outbox  # of webhooks
     finished_last_hour: int
     failed_last_hour: int
     videos_per_hour: float | None
@@ -129,6 +131,7 @@ class Snapshot:
             "conditions": [
                 {"host": rank.host, "rank": rank.rank, **condition.as_json()} for rank, condition in self.conditions
             ],
+            "webhooks": self.outbox.as_json(),
         }
 
 
@@ -137,7 +140,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
     now = time.time()
     recent = recent or Recent()
     started_only, deferred_only = (JobStatus.STARTED.value,), (JobStatus.DEFERRED.value,)
-    of_queues, sampled, groups, started, deferred, (workers, state), (num_finished, num_failed), reasons, several = ask(
+    of_queues, sampled, groups, started, deferred, (workers, state), ended, reasons, several, outbox = ask(
         connection,
         registries.read_counts(connection),
         registries.read_sample(connection, SAMPLED, SLICES),
@@ -148,6 +151,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
         registries.num_ended(connection, 3600),
         reading_pauses(),
         registries.read_several_owners(),
+        reading_outbox(),
     )
     in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
     computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
@@ -177,8 +181,9 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
         estimates=estimate_jobs(jobs, waiting, groups, reasons, no_group),
         waiting=waiting,
         pauses=tuple(reasons),
-        finished_last_hour=num_finished,
-        failed_last_hour=num_failed,
+        outbox=outbox,
+        finished_last_hour=ended[0],
+        failed_last_hour=ended[1],
         videos_per_hour=rate * 3600 if rate else None,
         has_several_owners=several,
         estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, no_group),

@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,21 @@ def test_status_shows_estimates_and_conditions_of_a_worker(svdq: Cli, connection
     assert "the end is unknown: Not all ranks of the group on here" in shown
     svdq("pause")
     assert svdq("status", queued.id).stdout == f"{queued.id}  photo  queued, next (jobs are not taken)\n"
+
+
+def test_status_says_how_webhooks_are_refused(svdq: Cli, connection: redis.Redis) -> None:
+    for second in (1000, 2000):
+        connection.xadd(keys.WEBHOOKS, {"type": "video.created", "id": "a"}, id=f"{second}000-0")
+    assert "webhook" not in svdq("status").stdout, "they are only on their way"
+    connection.set(keys.WEBHOOKS_REFUSAL, "was answered with 401")
+    day = f"{datetime.fromtimestamp(1000):%Y-%m-%d %H:%M}"
+    sentence = f"2 webhooks not accepted, the oldest since {day}: the last attempt was answered with 401."
+    assert sentence in svdq("status").stdout.splitlines()
+    assert json.loads(svdq("status", "--json").stdout)["webhooks"] == {
+        "waiting": 2,
+        "oldest_at": "1970-01-01T00:16:40Z",
+        "error": "The last attempt was answered with 401.",
+    }
 
 
 def test_list_has_a_limit(svdq: Cli, connection: redis.Redis) -> None:

@@ -15,10 +15,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import keys
 from svdq.producer.status.ranks import RankStatus
 from svdq.producer.status.snapshot import Snapshot, take
-from svdq.worker.launcher.webhooks import StoredEvent
 
 if TYPE_CHECKING:
     from svdq.worker.launcher.torchrun import GroupProcess
@@ -130,9 +128,8 @@ class LauncherCollector(Collector):
         if snapshot.estimate.eta_s is not None:
             yield "svdq_queue_eta_seconds", (), (snapshot.estimate.eta_s,)
         yield "svdq_pauses", (), (len(snapshot.pauses),)
-        oldest: Any = self._connection.xrange(keys.WEBHOOKS, count=1)
-        waits_s = (snapshot.at - StoredEvent.of(*each).created_s for each in oldest)
-        yield "svdq_webhook_wait_seconds", (), (max([0.0, *waits_s]),)
+        oldest_at = snapshot.outbox.oldest_at
+        yield "svdq_webhook_wait_seconds", (), (0.0 if oldest_at is None else max(0.0, snapshot.at - oldest_at),)
         memory: Any = self._connection.info("memory")
         if memory["maxmemory"]:
             yield "svdq_redis_memory_ratio", (), (memory["used_memory"] / memory["maxmemory"],)

@@ -138,7 +138,7 @@ class Webhooks:
         events = self._due(connection, 1 if self._failing else NUM_AT_ONCE)
         if not events:
             return POLL_S
-        answers = ordered_map(self._receiver.post, events, num_threads=len(events))
+        answers = list(ordered_map(self._receiver.post, events, num_threads=len(events)))
         done, are_new = [], not self._set_aside
         for event, refusal in zip(events, answers, strict=True):
             attempts, _ = self._set_aside.pop(event.video, (0, 0.0))
@@ -158,6 +158,10 @@ class Webhooks:
                 self._set_aside[event.video] = (attempts + 1, time.monotonic() + _delay_s(attempts))
         if done:
             connection.xdel(keys.WEBHOOKS, *done)
+        if refusals := list(filter(None, answers)):
+            connection.set(keys.WEBHOOKS_REFUSAL, refusals[-1], ex=keys.WEBHOOKS_REFUSAL_TTL_S)
+        elif not self._set_aside:
+            connection.delete(keys.WEBHOOKS_REFUSAL)
         if len(self._failing) < NUM_ALIKE:
             return 0.0
         self._num_rounds += 1

@@ -427,6 +427,15 @@ def test_the_stream_says_that_a_group_has_paused_itself(server: Server, connecti
     assert (state["paused"], len(state["warnings"])) == (True, 1)
 
 
+def test_the_stream_says_how_webhooks_are_refused(server: Server, connection: redis.Redis) -> None:
+    connection.xadd(keys.WEBHOOKS, {"type": "video.created", "id": "a"})
+    connection.set(keys.WEBHOOKS_REFUSAL, "was answered with 401")
+    [warning] = next(states(server))["warnings"]
+    assert re.fullmatch(
+        r"1 webhook not accepted, the oldest since \d\d:\d\d: the last attempt was answered with 401\.", warning
+    )
+
+
 def test_queue_counts_no_jobs_while_intake_is_paused(server: Server, connection: redis.Redis) -> None:
     enqueue(connection, job(1), "1" * 20)
     enqueue(connection, job(2), "2" * 20, "high")

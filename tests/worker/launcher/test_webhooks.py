@@ -21,8 +21,9 @@ import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
-from svdq.producer.outbox import Event, tell
+from svdq.producer.outbox import Event, Outbox, reading_outbox, tell
 from svdq.producer.settings import Settings
+from svdq.producer.together import ask_one
 from svdq.worker.launcher import webhooks
 from svdq.worker.launcher.webhooks import Webhooks
 
@@ -117,6 +118,10 @@ def left(connection: redis.Redis) -> int:
     return connection.xlen(keys.WEBHOOKS)
 
 
+def outbox(connection: redis.Redis) -> Outbox:
+    return ask_one(connection, reading_outbox())
+
+
 def test_events_are_those_of_openai(settings: Settings, connection: redis.Redis, receiver: Receiver) -> None:
     tell_lives(connection, "a")
     with Webhooks(sending_to(settings, receiver.url)):
@@ -153,8 +158,11 @@ def test_a_video_that_is_refused_holds_up_no_other(
     with Webhooks(sending_to(settings, receiver.url)):
         until(lambda: receiver.types("a") == receiver.types("b") == [*LIFE])
         assert {event["type"] for event in receiver.refused} == {"video.created"}
+        until(lambda: outbox(connection).num_waiting == 4)
+        assert outbox(connection).refusal == "was answered with 500"
         del receiver.status["bad"]
         until(lambda: receiver.types("bad") == [*LIFE])
+        until(lambda: outbox(connection) == Outbox(num_waiting=0, oldest_at=None, refusal=""))
     assert receiver.accepted[-4]["id"] == receiver.refused[0]["id"], "the same event has the same id"
     assert "The webhook video.created of bad was answered with 500; it is sent again." in caplog.text
     assert left(connection) == 0
