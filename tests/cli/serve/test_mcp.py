@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -128,6 +129,52 @@ def test_an_agent_makes_waits_for_and_gets_videos(serve: Serve, photo: Path, tmp
     over_stdio(lambda client: use_here(client, 4), mode="legacy")
     assert server.stop() == 0
     assert "Traceback" not in server.output.read_text()
+
+
+def tracks(path: Path) -> dict[str, int]:
+    """The number of frames or packets of each track of a video, by its kind, as FFmpeg's own program reads it."""
+    entries = "stream=codec_type,nb_read_frames"
+    command = ["ffprobe", "-v", "error", "-count_frames", "-show_entries", entries, "-of", "json", str(path)]
+    streams = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["streams"]
+    return {stream["codec_type"]: int(stream["nb_read_frames"]) for stream in streams}
+
+
+@pytest.mark.skipif(shutil.which("ffprobe") is None, reason="ffprobe is not installed")
+def test_an_agent_gets_videos_with_sound(serve: Serve, svdq: Cli, tiny_ltx: Path, photo: Path, tmp_path: Path) -> None:
+    server = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_MODEL=str(tiny_ltx))
+    token = json.loads(svdq("serve", "token", "add", "ana", "--json").stdout)["token"]
+    made: dict[str, str] = {}  # owners by video
+
+    async def make(client: Any, photo: str, prompt: str) -> tuple[dict[str, Any], Any]:
+        asked = {"prompt": prompt, "sound": True, "size": "64x64", "parameters": {"num_frames": 17}}
+        submitted = await call(client, "submit", photo=photo, **asked)
+        ended = await client.call_tool("wait", {"video_id": submitted["id"], "timeout_s": PATIENCE_S})
+        video = ended.structured_content
+        assert video["status"] == "completed", video
+        made[video["id"]] = video["owner"]
+        return video, ended.content[1]
+
+    async def use_here(client: Any) -> None:
+        video, _ = await make(client, str(photo), "A dog barks.")
+        [path] = (await call(client, "fetch", video_id=video["id"], folder=str(tmp_path / "mine")))["paths"]
+        found = tracks(Path(path))
+        assert (found["video"], found["audio"] > 0) == (17, True)
+
+    async def use_there(client: Any) -> None:
+        video, link = await make(client, data_url(photo), "A cat purrs.")
+        answer = server.get(link.uri.removeprefix(server.url), Authorization=f"Bearer {token}")
+        (tmp_path / "hers.mp4").write_bytes(answer.body)
+        found = tracks(tmp_path / "hers.mp4")
+        assert (found["video"], found["audio"] > 0) == (17, True)
+        assert video["owner"] == "ana"
+        hers = (await call(client, "status"))["videos"]
+        assert [each["id"] for each in hers] == [video["id"]]
+        everybodys = (await call(client, "status", whose="everybody"))["videos"]
+        assert {each["id"]: each["owner"] for each in everybodys} == made
+
+    over_stdio(use_here)
+    over_http(server, use_there, token)
+    assert len(made) == 2
 
 
 def test_errors_are_sentences(server: Server, photo: Path, connection: redis.Redis) -> None:
