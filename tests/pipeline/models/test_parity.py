@@ -70,7 +70,7 @@ class Both:
         for theirs_in, ours_in in zip(calls[0].calls, calls[1].calls, strict=True):
             assert all(map(torch.equal, theirs_in, ours_in))
         assert torch.equal(ours, expected)
-        assert ours.std() > 0.05
+        assert ours.std() > 0.001  # how large depends on the image encoder, which differs between transformers
         return calls[1]
 
 
