@@ -5,6 +5,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -213,19 +214,25 @@ def test_an_upload_that_a_proxy_buffers_is_sent_once(s3: str, s3_server: str, mo
 def test_an_upload_that_nobody_takes_is_sent_anew(
     s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    has = upload._has
+
+    def hear_again(*arguments: Any) -> Any:
+        proxy.deaf.clear()
+        return has(*arguments)
+
     with Proxy(s3_server) as proxy, monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", proxy.url)
         patch.setattr(upload, "STALLED_S", 1.0)
-        patch.setattr(upload, "SILENT_S", 0.4)
         storage = Storage(s3)
         storage.write_text("outputs/a.json", "{}")
         data = os.urandom(48 << 20)  # more than the buffers of the kernel take
         proxy.deaf.set()
-        hearing = threading.Timer(0.6, proxy.deaf.clear)
-        hearing.start()
-        storage.write_bytes("outputs/a.mp4", data)
-        hearing.join()
+        with patch.context() as while_asked:
+            while_asked.setattr(upload, "_has", hear_again)
+            storage.write_bytes("outputs/a.mp4", data)
+        assert "is tried again on a new connection" in caplog.text
         proxy.deaf.set()
+        patch.setattr(upload, "SILENT_S", 0.4)
         with pytest.raises(UnavailableError):
             storage.write_bytes("outputs/b.mp4", data)
         proxy.deaf.clear()
