@@ -3,6 +3,7 @@
 import redis
 
 from svdq.pipeline.planning.costs import ShapeCosts
+from svdq.producer import keys
 from svdq.producer.status.ranks import RankStatus
 
 COSTS = ShapeCosts(frames=2, width=64, height=64, guided=True, step_s=(0.5, 0.25), encode_s=0.1, decode_s=2.0)
@@ -31,4 +32,5 @@ def save(connection: redis.Redis, *ranks: RankStatus) -> None:
         for status in ranks:
             status.save(pipeline)
             pipeline.expire(status.key, 3600)
+        pipeline.expire(keys.RANKS, 3600)
         pipeline.execute()
