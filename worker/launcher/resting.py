@@ -177,7 +177,7 @@ class _Keeper:
             num_ranks=self._groups[number].num_ranks,
             host=host,
             pid=pid,
-            device="",
+            device=self._groups[number].device_of(rank),
             model=self._model.name,
             family=self._model.family or "",
             facts=dict(self._model.facts) if rank == 0 else {},

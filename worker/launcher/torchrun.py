@@ -116,6 +116,10 @@ class GroupProcess:
         else:
             self._start()
 
+    def device_of(self, rank: int) -> str:
+        """Return the device of a rank as its own record names it: cpu, or cuda and the number of the GPU."""
+        return f"cuda:{rank % len(self._devices)}" if self._devices else "cpu"
+
     @property
     def num_failed_gpus(self) -> int:
         """Number of GPUs that are left out because they failed."""

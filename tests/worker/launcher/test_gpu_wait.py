@@ -1,5 +1,6 @@
 """Waiting for memory of GPUs that other programs hold, with a stub of nvidia-smi on PATH."""
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -84,7 +85,9 @@ def test_a_worker_starts_when_another_program_has_given_the_memory_back(
     holder = f"{Path(sys.executable).name} game.py (process "
     job = site.submit(frames=2, steps=2)
     until(lambda: f"needs: {holder}" in site.run("svdq", "status").stdout, lambda: site.run("svdq", "status").stdout)
-    assert "Another program holds the GPU." in site.run("svdq", "status", "--json").stdout
+    shown = site.run("svdq", "status", "--json").stdout
+    assert "Another program holds the GPU." in shown
+    assert [rank["device"] for rank in json.loads(shown)["ranks"]] == ["cuda:0"], "the page names it GPU 1"
     assert group.ranks() == []
     (card / "taken").unlink()
     assert [view.status for view in site.wait([job])] == ["finished"], group.text
