@@ -230,13 +230,19 @@ RENEW_S: Final = 4.0  # less than half of `keys.STARTING_TTL_S`
 
 @contextlib.contextmanager
 def starting_record(settings: Settings, model: ResolvedModel, is_ready: Callable[[], bool]) -> Iterator[None]:
-    """Keep the record of this launcher during a block or until its groups are ready, in a thread."""
+    """Keep the record of this launcher during a block or until its groups have been ready for RENEW_S, in a thread.
+
+    Without a record for a moment, another group would fail a job that only these groups can make: ranks are ready
+    shortly before they say what they can make.
+    """
     url, ended = server_url(settings), threading.Event()
 
     def keep() -> None:
         name = f"{socket.gethostname()}:{os.getpid()} {model.family or '-'} {model.name}"
+        was_ready = False
         with connect(url) as connection:
-            while not (is_ready() or ended.is_set()):
+            while not (was_ready or ended.is_set()):
+                was_ready = is_ready()
                 with contextlib.suppress(redis.RedisError), connection.pipeline() as pipeline:
                     now, _ = connection.time()
                     pipeline.zadd(keys.STARTING, {name: now + keys.STARTING_TTL_S})

@@ -224,7 +224,10 @@ def test_an_error_found_while_loading_is_printed_once(site, tiny_model: Path, tm
 # The record of a worker that starts.
 
 
-def test_a_record_lasts_until_the_groups_are_ready(site, until) -> None:
+def test_a_record_lasts_until_the_groups_are_ready_and_have_said_what_they_can_make(site, until) -> None:
+    with starting_record(site.settings, ResolvedModel(name="preview"), lambda: True):
+        until(lambda: ask_one(site.connection, read_workers())[1] == "starting")
+        until(lambda: ask_one(site.connection, read_workers())[1] == "none")
     ready = []
     with starting_record(site.settings, ResolvedModel(name="preview"), lambda: bool(ready)):
         until(lambda: ask_one(site.connection, read_workers())[1] == "starting")
