@@ -240,7 +240,7 @@ def read_spec(
     """
     from svdq.producer.connection import time_by_redis
     from svdq.producer.submitting.job_spec import JobSpec
-    from svdq.producer.submitting.model_choice import expected_model
+    from svdq.producer.submitting.model_choice import expected_model, running_families
     from svdq.producer.text import parse_future
 
     drafts = with_defaults_from(like, sweep(draft, sweeps))
@@ -250,9 +250,11 @@ def read_spec(
     if len(models) > 1:  # each decides the family of its videos
         families = {name: model.family.name for name, model in models.items() if model and not model.is_configured}
         drafts = tuple(replace(each, family=each.family or families.get(each.model)) for each in drafts)
+    model = next(iter(models.values())) if len(models) == 1 else expected_model(settings)
     return JobSpec(
         drafts=drafts,
-        model=next(iter(models.values())) if len(models) == 1 else expected_model(settings),
+        model=model,
+        running=() if model else running_families(settings),
         at=parse_future(at, "--at", time_by_redis(settings)) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),
         owner=settings.owner,

@@ -72,11 +72,13 @@ def read_request(
     now: datetime,
     model: KnownModel | None = None,
     base: Draft | None = None,
+    running: tuple[str, ...] = (),
 ) -> JobSpec:
     """Read the fields of a request, names with texts or, of JSON, values; but for `model_in`, which the caller checks.
 
-    Times are after `now`, by the clock of Redis; the expected `model` decides the family unless the request does;
-    `base` has the parameters that the request does not give. Raises ApiError.
+    Times are after `now`, by the clock of Redis; the expected `model` decides the family unless the request does, and
+    where neither does it is one of those that are `running`; `base` has the parameters that the request does not give.
+    Raises ApiError.
     """
     given = _known(fields)
 
@@ -87,7 +89,7 @@ def read_request(
         return next((name for name, own in names.items() if own == field), as_key(field))
 
     try:
-        return _read(given, now, model, base or Draft(), spell)
+        return _read(given, now, model, base or Draft(), spell, running)
     except InputError as error:
         raise ApiError(400, str(error), param=spell(error.field) if error.field else None) from error
 
@@ -98,6 +100,7 @@ def _read(
     model: KnownModel | None,
     base: Draft,
     spell: Callable[[str], str],
+    running: tuple[str, ...],
 ) -> JobSpec:
     texts = {name: as_text("sound" if name in _SWITCHES else name, value, name) for name, value in given.items()}
     own = {name: text.strip() for name, text in texts.items() if name in _OWN}
@@ -108,7 +111,7 @@ def _read(
     if any(sound):
         plain["sound"] = True
     asked = Draft(**({"family": base.family, "last_image": base.last_image} | plain))
-    family = asked.family_for(model, spell) or DEFAULT_FAMILY
+    family = asked.family_for(model, spell, running) or DEFAULT_FAMILY
     notice = _take_nearest_size(plain, JOBS[family].side_multiple)
     notes: tuple[tuple[str, str], ...] = ()
     if sound and not any(sound) and "sound" in JOBS[family].model_fields:

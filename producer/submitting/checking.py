@@ -56,8 +56,9 @@ def specs_of(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]
 
 def with_family_of_prompts(requests: Sequence[PhotoRequest | InputError]) -> Sequence[PhotoRequest | InputError]:
     """Choose a family with prompts for videos whose family is open if one of their photos has a prompt."""
-    model = published_model(WITH_PROMPTS[0])
-    specs = {id(spec): replace(spec, model=model) for spec in specs_of(requests) if spec.is_open}
+    specs = {
+        id(spec): replace(spec, model=published_model(spec.of_prompts)) for spec in specs_of(requests) if spec.is_open
+    }
 
     def is_open(request: PhotoRequest | InputError) -> TypeGuard[PhotoRequest]:
         return isinstance(request, PhotoRequest) and id(request.spec) in specs

@@ -95,8 +95,13 @@ class Draft:
             )
         return Draft(**recorded | self.given())
 
-    def family_for(self, model: KnownModel | None, spell: Callable[[str], str] = as_flag) -> str | None:
-        """Return the family that all parameters apply to; None: any. Raises InputError, with names of `spell`."""
+    def family_for(
+        self, model: KnownModel | None, spell: Callable[[str], str] = as_flag, running: Sequence[str] = ()
+    ) -> str | None:
+        """Return the family that all parameters apply to; None: any. Raises InputError, with names of `spell`.
+
+        Of several to which they apply, it is one of those that are `running`, if any is.
+        """
         family = self.family
         if family is not None and family not in tuple(JOBS):
             raise InputError(
@@ -133,7 +138,9 @@ class Draft:
                 f"{_titles(having[other])}; leave out one of the two.",
                 field=one,
             )
-        return None if len(fitting) == len(JOBS) else fitting[0]
+        if len(fitting) == len(JOBS):
+            return None
+        return next((name for name in fitting if name in running), fitting[0])
 
 
 if not TYPE_CHECKING and (_others := [name for name in VIDEO_FIELDS if not hasattr(Draft, name)]):

@@ -42,6 +42,7 @@ class JobSpec:
 
     drafts: tuple[Draft, ...] = (Draft(),)  # parameters of its videos: one set, or several for a sweep
     model: KnownModel | None = None  # decides the family of videos whose parameters do not
+    running: tuple[str, ...] = ()  # families of the workers' models, of which one is chosen where several fit
     variations: int = 1  # number of videos for each set, each with its own seed
     priority: str = "default"
     name: str | None = None  # template for names; None means the stem of the photo's file name
@@ -79,9 +80,14 @@ class JobSpec:
         """Whether nothing decides the family of one of its videos."""
         return any(self._family_of(draft) is None for draft in self.drafts)
 
-    def _family_of(self, draft: Draft) -> str | None:
+    def _family_of(self, draft: Draft, spell: Callable[[str], str] = as_flag) -> str | None:
         """Return the family of videos, None if it is open; the prompts of further links decide it, too."""
-        return draft.family_for(self.model) or (WITH_PROMPTS[0] if any(self.then) else None)
+        return draft.family_for(self.model, spell, self.running) or (self.of_prompts if any(self.then) else None)
+
+    @property
+    def of_prompts(self) -> str:
+        """The family of videos of which nothing is known but that they have prompts."""
+        return next((name for name in WITH_PROMPTS if name in self.running), WITH_PROMPTS[0])
 
     def with_output(self, text: str) -> "JobSpec":
         """Return it with a folder as a user writes it; without a name, a last part with a field names the files.
@@ -175,8 +181,7 @@ class JobSpec:
     def _make(self, options: Draft, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
         folder = "" if "{" in self.folder or "}" in self.folder else self.folder
         photo |= {"folder": folder, "chained": bool(self.then)}
-        if options.family_for(self.model, spell) is None:
-            options = replace(options, family=self._family_of(options))
+        options = replace(options, family=self._family_of(options, spell))
         if isinstance(options.step_cache, str):
             plain = make_job(replace(options, step_cache=None), model=self.model, spell=spell, **photo)
             threshold = threshold_for(self.model, plain, self.at, options.step_cache, spell)

@@ -69,6 +69,17 @@ def expected_model(
     return configured if family is None else running_model(connection, family, stem or "", running[family])
 
 
+def running_families(settings: Settings, connection: redis.Redis | None = None) -> tuple[str, ...]:
+    """Return the known families of the workers' models; connects as `expected_model`."""
+    if connection is None:
+        if not (settings.redis_url or running_url(settings.home)):
+            return ()
+        with session(settings) as connection:
+            return running_families(settings, connection)
+    found = {family for name, family in running_models(connection).items() if has_weights(name)}
+    return tuple(name for name in JOBS if name in found)
+
+
 def why_default(settings: Settings, connection: redis.Redis) -> str:
     """Say in a sentence that videos are for the default family as nothing else is known; "" where any will do."""
     running = running_models(connection)

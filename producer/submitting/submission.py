@@ -28,7 +28,13 @@ from svdq.producer.submitting.enqueue import CHUNK, enqueue_chain, enqueue_many
 from svdq.producer.submitting.entries import Entry, Submission
 from svdq.producer.submitting.foresight import check_max_waiting, foresee
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
-from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, why_default
+from svdq.producer.submitting.model_choice import (
+    current_models,
+    expected_model,
+    render_again,
+    running_families,
+    why_default,
+)
 from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.submitting.photo_requests import requests_for
 from svdq.producer.submitting.photos import Photo
@@ -66,7 +72,8 @@ def submit(
         return []
     spec = JobSpec(
         drafts=(options,),
-        model=expected_model(settings, named=options.model),
+        model=(model := expected_model(settings, named=options.model)),
+        running=() if model else running_families(settings),
         priority=priority,
         at=None if at is None else in_zone(at),
         then=(then,) if isinstance(then, str) else tuple(then),
@@ -145,7 +152,7 @@ def forced_once(
         yield requests
         return
     # How the jobs are queued, and what workers run, may be different now.
-    same = {each: repr(replace(spec, at=None, model=None, priority="")) for each, spec in specs.items()}
+    same = {each: repr(replace(spec, at=None, model=None, running=(), priority="")) for each, spec in specs.items()}
     digest = hashlib.sha256()
     for each in requests:
         which = each.photo.key if each.photo else each.result.job_id if each.result else ""

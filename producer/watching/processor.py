@@ -50,6 +50,7 @@ class Processor:
     report: OnEvent
     is_stopped: Callable[[], bool] = lambda: False
     model: KnownModel | None = None  # the model that the videos are for if the parameters do not decide
+    running: tuple[str, ...] = ()  # the families of the workers' models
     held_s: dict[str, float] = field(default_factory=dict)  # when a file was last on hold, by the reason
 
     def __post_init__(self) -> None:
@@ -88,7 +89,8 @@ class Processor:
     def _submit_checked(self, file: WaitingFile, connection: redis.Redis) -> None:
         try:
             asked = self.config.spec_for(file.path)
-            added = self._beside.add(file, asked if asked.model else replace(asked, model=self.model))
+            expected = asked if asked.model else replace(asked, model=self.model, running=self.running)
+            added = self._beside.add(file, expected)
             spec = KnownLoras(self.settings, connection).looked_up(added[0]) if added else asked
         except TooSlowError:
             raise

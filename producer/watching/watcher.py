@@ -16,7 +16,7 @@ from svdq.producer.connection import database_id, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.model_choice import configured_model, expected_model, why_default
+from svdq.producer.submitting.model_choice import configured_model, expected_model, running_families, why_default
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.processor import REJECTED, Processor
 from svdq.producer.watching.scanner import Debounce, Scanner
@@ -145,6 +145,7 @@ class _Watcher:
         if due:
             with session(self.settings) as connection:
                 self.processor.model = expected_model(self.settings, connection, self.named)
+                self.processor.running = running_families(self.settings, connection)
                 for file in due:
                     if self.is_stopped():
                         return

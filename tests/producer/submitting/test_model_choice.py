@@ -1,6 +1,8 @@
 """Which family of models a submission is for, and what does not apply to it."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,6 +25,7 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.model_choice import configured_model, expected_model
 from svdq.producer.submitting.new_job import make_job
 from svdq.producer.submitting.submission import submit
+from tests.conftest import Cli
 from tests.ranks import rank, save
 
 PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
@@ -168,6 +171,33 @@ def test_videos_are_for_a_family_that_workers_have(connection: redis.Redis, sett
     for options, family in (({}, "wan"), ({"prompt": "It rains."}, "wan"), ({"stages": 2}, "ltx")):
         [submission] = submit(settings, [photo], Draft(seed=1, **options))
         assert job_status(settings, submission.id).parameters["family"] == family
+
+
+def test_a_prompt_is_for_a_family_with_prompts_that_workers_have(
+    svdq: Cli, connection: redis.Redis, settings: Settings, photo: Path, tmp_path: Path
+) -> None:
+    running(connection, "/models/svd", "svd", "g")
+    running(connection, "/models/ltx", "ltx", "h")
+    [by_python] = submit(settings, [photo], Draft(seed=1, prompt="It rains."))
+    assert job_status(settings, by_python.id).parameters["family"] == "ltx"
+    (tmp_path / "list.csv").write_text(f"photo,prompt\n{photo},It rains.\n")
+    (tmp_path / "inbox").mkdir()
+    shutil.copy(photo, inbox := tmp_path / "inbox" / "cup.jpg")
+    inbox.with_suffix(".txt").write_text("It rains.")
+    for words in (
+        ("submit", photo, "--prompt", "It snows."),
+        ("submit", photo, "--then", "It rains."),
+        ("submit", photo, "--guidance-scale", "2"),
+        ("submit", inbox),
+        ("batch", tmp_path / "list.csv"),
+        ("watch", inbox.parent, "--once", "--stable-for", "10ms", "--prompt", "It rains."),
+    ):
+        made = svdq(*words, "--json")
+        assert made.returncode == 0, made.stderr
+        [job_id, *_] = re.findall(r"\b[0-9a-f]{20}\b", made.stdout)
+        assert job_status(settings, job_id).parameters["family"] == "ltx", words
+    [plain] = submit(settings, [photo], Draft(seed=1))
+    assert job_status(settings, plain.id).parameters.get("family", "svd") == "svd"
 
 
 def test_prompts_beside_the_photos_decide_where_nothing_else_does(
