@@ -131,12 +131,13 @@ class Arena:
             self.tally.broken.append("no right to give processes another host name")
         return not is_refused
 
-    def start(self, *, embedded: bool = False, host: str | None = None, **environment: str) -> Group:
+    def start(self, *, embedded: bool = False, host: str | None = None, wait: bool = True, **environment: str) -> Group:
         """Start a worker and wait until it takes jobs.
 
         Args:
             embedded: the workers take the server for their own, and start it again when it is gone.
             host: another host name, for a worker that shares nothing but Redis and the storage.
+            wait: whether to wait for that.
             environment: more variables.
         """
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SVDQ_")}
@@ -155,7 +156,7 @@ class Arena:
         log = self.folder / f"worker{len(self.groups)}.log"
         group = Group(["--ranks", self.size.ranks, *self.options], log, self.folder, clean | own | environment, under)
         self.groups.append(group)
-        return group.ready()
+        return group.ready() if wait else group
 
     def start_with(self, where: str, **environment: str) -> tuple[Group, Path]:
         """Start a worker into whose ranks faults are put; return it and the folder that controls them."""

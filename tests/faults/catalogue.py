@@ -55,6 +55,7 @@ CAMPAIGNS = {
     "kill-launcher": Campaign(run=kills.kill_launcher),
     "sigterm": Campaign(run=kills.sigterm),
     "kill-all": Campaign(run=kills.kill_all),
+    "pause-free": Campaign(run=kills.pause_free, num_jobs=60),
     "chains": Campaign(run=chains.chains, num_jobs=60),
     "bits": Campaign(run=bits.bits, num_jobs=4),
     "redis-kill": Campaign(run=redis_away.redis_kill),

@@ -15,7 +15,7 @@ from tests.faults.campaigns.kills import LEAST_GAP_S, MOST_GAP_S, PATIENT
 from tests.faults.group import Group
 from tests.faults.plan import FINISHED
 
-STEPS = 14
+STEPS = 60  # long enough that the kills strike while jobs wait for each of the workers
 NAMES = ("a", "b")  # the LoRAs; the first worker has none of them, the second one the first, the third one both
 OWNERS = ("ana", "ben")
 JOBS_A_KILL = 4
@@ -33,10 +33,10 @@ def able(arena: Arena) -> None:
     started: list[tuple[int, Group]] = []  # the workers, each with the number of LoRAs that it has
 
     def start(number: int) -> Group:
-        started.append((number, arena.start(**PATIENT, SVDQ_LORAS=str(folders[number]))))
+        started.append((number, arena.start(wait=False, **PATIENT, SVDQ_LORAS=str(folders[number]))))
         return started[-1][1]
 
-    groups = [start(number) for number in range(len(folders))]
+    groups = [start(number).ready() for number in range(len(folders))]
     needs: dict[str, int] = {}  # how many LoRAs each job has
     while len(arena.jobs) < arena.size.num_jobs:
         number = len(arena.jobs) % len(folders)
@@ -57,6 +57,8 @@ def able(arena: Arena) -> None:
     while not arena.all_ended() and arena.tally.num_faults < max(1, arena.size.num_jobs // JOBS_A_KILL):
         arena.breathe(LEAST_GAP_S, MOST_GAP_S)
         arena.strike(kill, kills=False)
+    for group in groups:
+        group.ready()
     arena.settle()
 
     made = {job_id: number for number, group in started for job_id in ENDED.findall(group.text)}

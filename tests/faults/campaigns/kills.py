@@ -1,10 +1,16 @@
 """Processes that die or are told to end while jobs are in flight."""
 
+import contextlib
 import time
 from collections.abc import Callable
 
+import psutil
+
+from svdq.producer.pauses import free, resume
+from svdq.producer.status.ranks import read_groups
 from tests.faults.arena import Arena
 from tests.faults.group import Group
+from tests.waiting import wait_until
 
 STEPS = 20  # denoising steps of a job; long enough that a fault finds several in flight
 #: Seconds between the recovery from one fault and the next.
@@ -47,6 +53,48 @@ def kill_all(arena: Arena) -> None:
     """kill -9 of every process at once, as in a power cut; someone starts the worker again."""
     arena.submit_all(steps=STEPS)
     again_and_again(arena, Group.kill_all)
+
+
+def pause_free(arena: Arena) -> None:
+    """`svdq pause --free` at any time, a kill -9 of something meanwhile, and `svdq resume` when the GPUs are free."""
+    arena.submit_all(steps=STEPS)
+    group = arena.start(**PATIENT)
+    free_after_s: list[float] = []
+
+    def strike() -> float:
+        nonlocal group
+        began_at = time.monotonic()
+        free(arena.connection)
+        time.sleep(arena.rng.uniform(0, MOST_GAP_S))
+        match arena.rng.choice(("nothing", "rank", "launcher", "all")):
+            case "rank" if ranks := group.ranks():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    arena.rng.choice(ranks).kill()
+            case "launcher":
+                group.kill_launcher()
+            case "all":
+                group.kill_all()
+        if not (survives := group.runs):
+            group = arena.start(wait=False, **PATIENT)
+        wait_until(lambda: _is_freed(arena, group), lambda: group.text)
+        if survives:
+            free_after_s.append(time.monotonic() - began_at)
+        time.sleep(arena.rng.uniform(0, MOST_GAP_S))
+        if len(group.family()) > 1:
+            arena.tally.broken.append("a worker has ranks although its GPUs are to be free")
+        resume(arena.connection)
+        return time.monotonic()
+
+    while not arena.all_ended() and arena.tally.num_faults < arena.size.num_jobs // JOBS_A_FAULT:
+        arena.breathe(LEAST_GAP_S, MOST_GAP_S)
+        arena.strike(strike)
+    arena.tally.notes.append(f"the GPUs were free after {', '.join(f'{each:.1f}' for each in sorted(free_after_s))} s")
+
+
+def _is_freed(arena: Arena, group: Group) -> bool:
+    """Whether a worker says that its GPUs are free."""
+    ranks = [rank for each in read_groups(arena.connection) for rank in each.ranks if rank.pid == group.process.pid]
+    return bool(ranks) and all(rank.rest is not None and rank.rest.reason == "freed" for rank in ranks)
 
 
 def again_and_again(arena: Arena, fault: Callable[[Group], None], **environment: str) -> None:
