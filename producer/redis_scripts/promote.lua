@@ -1,15 +1,13 @@
 -- Queues jobs that are due. RQ's scheduler takes several steps, between which others may cancel or queue them.
--- KEYS: rq:scheduled:<queue>, queue, jobs. ARGV: now as RQ writes it, now in seconds, seconds for which the record of a
--- job that is due may be missing, since RQ registers a job before it writes it, and the ids of the jobs in their order.
+-- KEYS: rq:scheduled:<queue>, queue, jobs. ARGV: now as RQ writes it, and the ids of the jobs in their order.
 -- Returns how many are queued: others may be later, or were canceled or deleted.
-local now_s, missing_s, num_queued, behind = tonumber(ARGV[2]), tonumber(ARGV[3]), 0, {}
+local now_s, num_queued, behind = tonumber(redis.call('time')[1]), 0, {}
 for i = 3, #KEYS do
-  local id = ARGV[i + 1]
-  local due_at = tonumber(redis.call('zscore', KEYS[1], id) or '') or 1e300
-  local is_job = redis.call('type', KEYS[i]).ok == 'hash'
-  if due_at <= (is_job and now_s or now_s - missing_s) then
+  local id = ARGV[i - 1]
+  local due_at = redis.call('zscore', KEYS[1], id)
+  if due_at and tonumber(due_at) <= now_s then
     redis.call('zrem', KEYS[1], id)
-    if is_job and redis.call('hget', KEYS[i], 'status') == 'scheduled' then
+    if redis.pcall('hget', KEYS[i], 'status') == 'scheduled' then
       redis.call('hset', KEYS[i], 'status', 'queued', 'enqueued_at', ARGV[1])
       num_queued = num_queued + 1
       if redis.call('hget', KEYS[i], 'enqueue_at_front') == '1' then

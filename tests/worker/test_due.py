@@ -1,6 +1,5 @@
 """Jobs are queued when they are due, once and in order, by any group: against a real Redis."""
 
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -107,23 +106,11 @@ def test_one_job_keeps_no_other_waiting(connection: redis.Redis, worker: GroupWo
     assert scheduled(connection) == []
 
 
-def test_a_job_that_rq_has_not_written_yet_is_not_lost(connection: redis.Redis, worker: GroupWorker) -> None:
-    """Before 3.0, RQ registers a job before it writes it."""
-    with connection.pipeline() as pipeline:
-        schedule(connection, "bulk", pipeline=pipeline)
-        connection.zadd("rq:scheduled:svdq-default", {"bulk": time.time() - 1})
-        worker.promote_due()
-        assert scheduled(connection) == [b"bulk"]
-        pipeline.execute()
-    worker.promote_due()
-    assert waiting(connection) == ["bulk"]
-
-
 def test_a_job_that_was_put_off_meanwhile_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
     schedule(connection, "a", in_s=3600)
     queue = SvdqQueue("svdq-default", connection=connection)
     with connection.pipeline() as pipeline:
-        scripts.promote(pipeline, queue, [b"a"], time.time())
+        scripts.promote(pipeline, queue, [b"a"])
         assert pipeline.execute() == [0]
     assert scheduled(connection) == [b"a"]
 

@@ -114,40 +114,37 @@ class GroupWorker(RqWorker):
 
     def promote_due(self) -> bool:
         """Queue some due jobs, earliest first, that nobody else has; return whether more are due."""
-        if not self._due and not self._has_scheduled():
-            return False
-        now_s = scripts.server_time(self.connection)
         if not self._due:
-            self._due.extend((queue, job_id) for queue in self.queues for job_id in self._list_due(queue, now_s))
+            self._due.extend(self._list_due())
         some = [self._due.popleft() for _ in range(min(len(self._due), PROMOTED_AT_ONCE))]
         if some:
             with self.connection.pipeline(transaction=False) as pipeline:
                 for queue, due in groupby(some, itemgetter(0)):
-                    scripts.promote(pipeline, queue, [job_id for _, job_id in due], now_s)
+                    scripts.promote(pipeline, queue, [job_id for _, job_id in due])
                 answers = pipeline.execute(raise_on_error=False)
             if num_queued := sum(answer for answer in answers if isinstance(answer, int)):
                 logger.info("Queued what was due: %s.", count(num_queued, "job"))
         return bool(self._due)
 
-    def _has_scheduled(self) -> bool:
+    def _list_due(self) -> list[tuple[rq.Queue, bytes]]:
+        """Return the due jobs of each queue, earliest first; jobs of the same second, RQ's unit, by their creation."""
+        now_s = int(CLOCK.now().timestamp())
         with self.connection.pipeline(transaction=False) as pipeline:
             for queue in self.queues:
-                pipeline.exists(queue.scheduled_job_registry.key)
-            return any(pipeline.execute())
-
-    def _list_due(self, queue: rq.Queue, now_s: float) -> list[bytes]:
-        """Return the due jobs, earliest first; jobs of the same second, RQ's unit, by their creation."""
-        key = queue.scheduled_job_registry.key
-        if self.connection.type(key) != b"zset":
-            return []  # nothing is scheduled, or RQ did not write it
-        due: Any = self.connection.zrangebyscore(key, "-inf", int(now_s), withscores=True)
-        with self.connection.pipeline(transaction=False) as pipeline:
-            for job_id, _ in due:
-                pipeline.hget(key_of(job_id), "created_at")
+                pipeline.zrangebyscore(queue.scheduled_job_registry.key, "-inf", now_s, withscores=True)
             answers = pipeline.execute(raise_on_error=False)
-        ages = [age if isinstance(age, bytes) else b"" for age in answers]
-        places = sorted((due_at, age, job_id) for (job_id, due_at), age in zip(due, ages, strict=True))
-        return [job_id for _, _, job_id in places]
+            scripts.check_answers(answers)
+            found = [
+                (place, due_at, job_id)
+                for place, answer in enumerate(answers)
+                if isinstance(answer, list)  # else RQ did not write it
+                for job_id, due_at in answer
+            ]
+            for _, _, job_id in found:
+                pipeline.hget(key_of(job_id), "created_at")
+            ages = [age if isinstance(age, bytes) else b"" for age in pipeline.execute(raise_on_error=False)]
+        by_age = sorted((place, due_at, age, job_id) for (place, due_at, job_id), age in zip(found, ages, strict=True))
+        return [(self.queues[place], job_id) for place, _, _, job_id in by_age]
 
     def take(self, number: int = 1, known: str = "") -> tuple[list[ActiveJob], scripts.Pop]:
         """Start up to `number` of the next jobs, in two round trips; jobs that are not valid are failed or dropped.

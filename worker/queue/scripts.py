@@ -6,7 +6,6 @@ registry of executions (`rq:wip:…`); or a registry of ended jobs. Processes co
 
 import socket
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import redis
@@ -17,12 +16,12 @@ from rq.utils import now, utcformat
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from svdq.producer import keys, lua
+from svdq.producer.clock import CLOCK
 from svdq.producer.outbox import Event
 from svdq.producer.pauses import freed_field
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.untrusted_job import key_of
 
-MISSING_S = 60  # seconds after which a scheduled job without a record counts as deleted
 FOREVER = 1e18
 HAS_DEPENDENTS = 2  # the answer of end.lua for a job that others depend on
 
@@ -169,10 +168,10 @@ def return_popped_to_queue(connection: redis.Redis, queue: rq.Queue, job_id: byt
     return bool(lua.run(connection, "return_popped_to_queue", names, job_id, owner) == 1)
 
 
-def promote(pipeline: redis.Redis, queue: rq.Queue, job_ids: Sequence[bytes], now_s: float) -> None:
+def promote(pipeline: redis.Redis, queue: rq.Queue, job_ids: Sequence[bytes]) -> None:
     """Queue the jobs that are due, unless they were canceled or another group did; the answer is their number."""
     names = (queue.scheduled_job_registry.key, queue.key, *map(key_of, job_ids))
-    lua.run(pipeline, "promote", names, utcformat(datetime.fromtimestamp(now_s, UTC)), now_s, MISSING_S, *job_ids)
+    lua.run(pipeline, "promote", names, utcformat(CLOCK.now()), *job_ids)
 
 
 def set_field(pipeline: redis.Redis, job_id: str, field: str, value: str) -> None:
