@@ -49,7 +49,7 @@ WORKS = """
 [held], [failed] = worker.take()[0], worker.take()[0]
 worker.renew_leases([held, failed])
 worker.fail(failed, "It broke.")
-recovery = Recovery(worker, 2, itertools.count(0, 100).__next__)
+recovery = Recovery(worker, itertools.count(0, 100).__next__)
 for _ in range(3):
     worker.renew_leases([held])
     recovery.expired()
@@ -103,7 +103,7 @@ def test_a_step_of_redis_clock_takes_no_renewed_lease(
     pop(dead)
     other = GroupWorker(connection, on_stop=print, on_shutdown=print)
     clock = Clock()
-    recovery = Recovery(other, 2, clock)
+    recovery = Recovery(other, clock)
     recovery.expired()
     clock.now += SILENT_S / 2
     monkeypatch.setattr(scripts, "server_time", lambda connection: time.time() + 30)
@@ -131,7 +131,7 @@ def test_a_clock_that_was_set_back_keeps_no_job_of_a_dead_group(
     pop(dead)
     monkeypatch.setattr(scripts, "server_time", lambda connection: time.time() - 86_400)
     clock = Clock()
-    recovery = Recovery(GroupWorker(connection, on_stop=print, on_shutdown=print), 2, clock)
+    recovery = Recovery(GroupWorker(connection, on_stop=print, on_shutdown=print), clock)
     recovery.expired()
     worker.renew_leases([alive])
     clock.now += SILENT_S
@@ -149,7 +149,7 @@ def test_a_group_takes_back_none_of_its_own(connection: redis.Redis, worker: Gro
     active = pop(worker)
     connection.zadd("rq:wip:svdq-default", {active.execution.composite_key: 1})
     clock = Clock()
-    recovery = Recovery(worker, 2, clock)
+    recovery = Recovery(worker, clock)
     for _ in range(3):
         recovery.expired()
         clock.now += 3600
@@ -162,7 +162,7 @@ def test_leases_are_watched_anew_after_redis_was_away(connection: redis.Redis, w
     active = pop(worker)
     connection.zadd("rq:wip:svdq-default", {active.execution.composite_key: 1})
     clock = Clock()
-    recovery = Recovery(GroupWorker(connection, on_stop=print, on_shutdown=print), 2, clock)
+    recovery = Recovery(GroupWorker(connection, on_stop=print, on_shutdown=print), clock)
     recovery.expired()
     clock.now += 3600  # for which nobody could reach Redis
     recovery.redis_failed()

@@ -136,7 +136,7 @@ def test_a_parent_of_a_dead_group_queues_them_in_the_end(
 ) -> None:
     put_family(connection)
     assert pop(dead).rq_job.id == "parent"
-    Recovery(worker, max_attempts=2).at_start([])
+    Recovery(worker).at_start([])
     active = pop(worker)
     assert active.rq_job.id == "parent"
     assert pop(worker) is None
@@ -154,7 +154,7 @@ def test_a_kill_between_end_and_dependents_of_a_version_before_rq_3_is_made_good
     connection.zadd("rq:deferred:svdq-low", {"heir": 1})
     connection.sadd("rq:job:parent:dependents", "heir")
 
-    Recovery(worker, max_attempts=2).at_start([])
+    Recovery(worker).at_start([])
 
     assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
     assert rest(worker) == ["heir"]
@@ -270,7 +270,7 @@ def test_an_unreadable_dependent_keeps_no_job_from_ending(
 ) -> None:
     put_family(connection)
     UNREADABLE[what](connection)
-    Recovery(worker, max_attempts=2).at_start([])
+    Recovery(worker).at_start([])
     active = pop(worker)
     if ends == "succeed":
         worker.finish([(active, {"outputs": []})])

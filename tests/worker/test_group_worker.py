@@ -330,7 +330,7 @@ def test_the_pause_of_a_burst_holds_for_the_next_one(connection: redis.Redis, wo
     bursts[0].start()
     bursts[0].pause("3 jobs failed.")
     bursts[0].end()
-    recovery.Recovery(bursts[1], 2).at_start([])
+    recovery.Recovery(bursts[1]).at_start([])
     assert pop(bursts[1]) is None
     assert bursts[1].paused
     [paused] = read_pauses(connection)
@@ -562,7 +562,7 @@ def test_a_refusal_that_is_not_written_loses_no_job(
     cut_off = GroupWorker(lossy(server_url(settings), "failed", written=False), on_stop=print, on_shutdown=print)
     with pytest.raises(redis.ConnectionError):
         pop(cut_off)
-    recovery.Recovery(cut_off, 2).unknown(set())
+    recovery.Recovery(cut_off).unknown(set())
     assert waiting(connection) == ["bad"]
     assert pop(worker) is None
     assert status_of(connection, "bad") == "failed"
@@ -646,7 +646,7 @@ def test_a_foreign_workers_jobs_are_taken_back_and_nothing_is_called(
     connection.delete("rq:queue:svdq-default")
     connection.hset("rq:job:broken", "timeout", "soon")
 
-    taking_back = recovery.Recovery(worker, 2, monotonic=itertools.count(0, 100).__next__)
+    taking_back = recovery.Recovery(worker, monotonic=itertools.count(0, 100).__next__)
     for _ in range(2):
         taking_back.expired()
     worker.maintain()

@@ -53,7 +53,7 @@ def test_a_group_of_another_model_returns_the_jobs_of_a_dead_one(connection: red
     connection.zadd(active.queue.started_job_registry.key, {active.execution.composite_key: 1})  # the lease has ended
     yours.end()
     now_s = 0.0
-    recovery = Recovery(mine, 2, lambda: now_s)
+    recovery = Recovery(mine, lambda: now_s)
     recovery.expired()
     assert view(connection, "own").status == "started"  # it may be renewed
     now_s = 60.0

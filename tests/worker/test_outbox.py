@@ -51,7 +51,7 @@ def test_each_change_is_an_event(connection: redis.Redis, worker: GroupWorker) -
 def test_a_job_that_is_held_no_longer_ends_without_an_event(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
     active = pop(worker)
-    Recovery(worker, 2).at_start([])
+    Recovery(worker).at_start([])
     assert worker.finish([(active, {"outputs": []})]) == [True]
     assert worker.finish([(active, {"outputs": []})]) == [False]
     assert events(connection) == [f"a video.{event}" for event in ("created", "started", "completed")]

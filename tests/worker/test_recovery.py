@@ -81,14 +81,14 @@ def test_jobs_of_a_dead_group_come_back_in_order(
     scripts.pop(connection, dead.queues, dead.name)  # killed right after: d
     put(connection, "newer")
 
-    Recovery(worker, 2).at_start([])
+    Recovery(worker).at_start([])
 
     assert waiting(connection) == ["b", "c", "d", "e", "newer"]
     assert worker.holds_lease(mine)
     for job_id in ("b", "c", "d"):
         job = fetch(connection, job_id)
         assert (job.get_status().value, job.retries_left) == ("queued", 3)
-    Recovery(worker, 2).at_start([])
+    Recovery(worker).at_start([])
     assert waiting(connection) == ["b", "c", "d", "e", "newer"]
 
 
@@ -101,7 +101,7 @@ def test_expired_leases_come_back_without_spending_retries(
     put(connection, "a", "b", "c", "d")
     first, _ = pop(dead), pop(dead)
     scripts.pop(connection, dead.queues, dead.name)
-    recovery = Recovery(worker, 2, clock)
+    recovery = Recovery(worker, clock)
     recovery.expired()
     assert waiting(connection) == ["d"]  # a living one's, as far as Redis knows
 
@@ -125,7 +125,7 @@ def test_jobs_in_flight_of_other_groups_are_not_read(
     connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, clock: Clock
 ) -> None:
     """Each group read the executions of all others every two seconds: hundreds of groups filled one Redis."""
-    recovery = Recovery(worker, 2, clock)
+    recovery = Recovery(worker, clock)
     recovery.unknown([])
     costs = []
     for number in (0, 20):
@@ -145,7 +145,7 @@ def test_a_job_whose_begin_was_not_confirmed_comes_back(
     """The answer was lost with the connection, so nobody renews the lease."""
     put(connection, "a", "b")
     held, lost = pop(worker), pop(worker)
-    recovery = Recovery(worker, 2, clock)
+    recovery = Recovery(worker, clock)
     recovery.unknown([held.execution.id])
     assert waiting(connection) == []
     connection.zincrby("rq:wip:svdq-default", -7, lost.execution.composite_key)
@@ -162,7 +162,7 @@ def test_a_popped_job_is_never_stuck_while_its_group_is_alive(connection: redis.
     put(connection, "a")
     scripts.pop(connection, worker.queues, worker.name)
     other = GroupWorker(connection, on_stop=print, on_shutdown=print)
-    recovery = Recovery(other, 2, itertools.count(0, 100).__next__)
+    recovery = Recovery(other, itertools.count(0, 100).__next__)
     for _ in range(2):
         recovery.expired()
         other.maintain()
@@ -178,7 +178,7 @@ def test_a_job_popped_by_another_program_comes_back_after_a_minute(
 ) -> None:
     put(connection, "a")
     SvdqQueue.lmove(connection, "rq:queue:svdq-default", None)
-    recovery = Recovery(worker, 2, clock)
+    recovery = Recovery(worker, clock)
     recovery.expired()
     clock.now += POPPED_S - 1
     recovery.expired()
@@ -198,7 +198,7 @@ def test_a_job_that_was_taken_back_before_it_was_begun_is_not_begun(
 
     def take_back() -> None:
         connection.delete(asleep.key)
-        Recovery(worker, 2).expired()
+        Recovery(worker).expired()
         assert waiting(connection) == ["a"]
         taken.append(pop(worker))
 
@@ -228,7 +228,7 @@ def test_foreign_entries_of_registries_break_no_recovery(
     put(connection, "a")
     pop(dead)
     plant(connection)
-    recovery = Recovery(worker, 2, itertools.count(0, 100).__next__)
+    recovery = Recovery(worker, itertools.count(0, 100).__next__)
     recovery.at_start([suspect("a")])
     for _ in range(3):
         recovery.unknown(())
@@ -276,15 +276,19 @@ def test_suspects_run_alone_until_they_have_ended(
     put(connection, "a", "b", "c")
     pop(dead)
     pop(dead)
-    Recovery(worker, 1).at_start([suspect("a"), suspect("c", 0, "prepare"), suspect("gone")])
-    assert waiting(connection) == ["a", "b", "c"], "none is set aside, though one attempt is all they have"
+    Recovery(worker).at_start([suspect("a"), suspect("c", 0, "prepare"), suspect("gone")])
+    assert waiting(connection) == ["a", "b", "c"]
     assert [connection.hexists(keys.CRASHES, job_id) for job_id in ("a", "b", "c", "gone")] == [
         True,
         False,
         True,
         False,
     ]
-    worker.finish([(pop(worker), {"outputs": []})])
+    impatient = GroupWorker(connection, on_stop=print, on_shutdown=print, max_attempts=1)
+    active = pop(impatient)
+    assert active is not None, "it is not set aside, though one attempt is all it has"
+    assert active.is_suspect
+    impatient.finish([(active, {"outputs": []})])
     assert not connection.hexists(keys.CRASHES, "a")
     cancel(connection, "c")
     assert not connection.hexists(keys.CRASHES, "c")
@@ -296,7 +300,7 @@ def test_a_job_that_another_group_has_ended_meanwhile_is_no_suspect(
 ) -> None:
     put(connection, "a", "b")
     worker.finish([(pop(worker), {"outputs": []})])
-    Recovery(worker, 2).at_start([suspect("a"), suspect("b")])
+    Recovery(worker).at_start([suspect("a"), suspect("b")])
     assert connection.hkeys(keys.CRASHES) == [b"b"]
 
 
@@ -304,7 +308,7 @@ def test_a_job_that_another_group_has_ended_meanwhile_is_no_suspect(
 def test_a_count_that_cannot_be_read_is_begun_anew(connection: redis.Redis, worker: GroupWorker, text: str) -> None:
     put(connection, "a", "b")
     connection.hset(keys.CRASHES, mapping={"a": text, "gone": text})
-    Recovery(worker, 2).at_start([suspect("a")])
+    Recovery(worker).at_start([suspect("a")])
     count = read_count(connection, "a")
     assert count is not None
     assert count.total == 1
@@ -317,11 +321,13 @@ def test_a_job_that_killed_its_rank_twice_is_set_aside(
     put(connection, "a", "b")
     pop(dead)
     pop(dead)
-    Recovery(worker, 2).at_start([suspect("a")])
+    Recovery(worker).at_start([suspect("a")])
     assert waiting(connection) == ["a", "b"]
     pop(dead)
     pop(dead)
-    Recovery(worker, 2).at_start([suspect("a")])
+    Recovery(worker).at_start([suspect("a")])
+    assert waiting(connection) == ["a", "b"]
+    assert pop(worker) is None
     assert waiting(connection) == ["b"]
     failed = fetch(connection, "a")
     assert failed.get_status().value == "failed"

@@ -31,7 +31,7 @@ def test_the_maintenance_asks_as_little_with_many_queues(settings, connection, w
         connection.sadd("rq:queues", f"rq:queue:svdq-default:model{number}")
     with Proxy(settings.redis_url, delay_s=0.2) as proxy:
         far = GroupWorker(connect(proxy.url), on_stop=print, on_shutdown=print)
-        recovery = Recovery(far, 2)
+        recovery = Recovery(far)
         far.take(0)  # connects
         before = proxy.num_round_trips
         seen = recovery.look()

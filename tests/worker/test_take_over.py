@@ -74,7 +74,7 @@ def test_what_an_earlier_version_has_left_is_rendered(connection: redis.Redis, w
     assert {*newest_ids(connection)} == {*jobs.values()}
 
     clock = Clock()
-    recovery = Recovery(worker, max_attempts=2, monotonic=clock)
+    recovery = Recovery(worker, monotonic=clock)
     recovery.at_start([])
     assert view(connection, jobs["orphan"]).status == "queued"
     for wip in ("rq:wip:svdq-high", "rq:wip:svdq-default"):

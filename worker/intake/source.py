@@ -109,8 +109,9 @@ class Intake(Source):
             gpus=[rank.gpu for rank in options.memory.ranks if rank.gpu],
             loras=options.loras,
             wait_for_able=options.wait_for_able,
+            max_attempts=options.max_attempts,
         )
-        self._recovery = Recovery(self._worker, options.max_attempts)
+        self._recovery = Recovery(self._worker)
         self._wake = threading.Event()
         self._reporter = Reporter(self._worker, checkpoints, self._wake)
         self._prefetcher = Prefetcher(storage, model, options, checkpoints)

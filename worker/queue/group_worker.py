@@ -28,7 +28,7 @@ from svdq.worker.ability import Ability
 from svdq.worker.active_job import ActiveJob
 from svdq.worker.queue import scripts
 from svdq.worker.queue.abilities import Abilities
-from svdq.worker.queue.crashes import MAX_ID_LENGTH
+from svdq.worker.queue.crashes import MAX_ID_LENGTH, read_count
 from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, RqWorker
 
 logger = logging.getLogger(__name__)
@@ -54,12 +54,17 @@ class GroupWorker(RqWorker):
         gpus: Sequence[str] = (),
         loras: LoraFolder = NO_LORAS,
         wait_for_able: bool = False,
+        max_attempts: int = 2,
         **handlers: Any,
     ) -> None:
-        """Make it, as `RqWorker` and `Abilities`, without registering it."""
+        """Make it, as `RqWorker` and `Abilities`, without registering it.
+
+        A job that has ended its rank `max_attempts` times is set aside; see `crashes`.
+        """
         super().__init__(connection, model=ability.model or None, **handlers)
         self._due: deque[tuple[rq.Queue, bytes]] = deque()
         self._always = self.queues  # whatever it can make
+        self._max_attempts = max_attempts
         self.abilities = Abilities(connection, ability, self.name, gpus=gpus, loras=loras, wait_for_able=wait_for_able)
 
     def start(self) -> None:
@@ -195,6 +200,11 @@ class GroupWorker(RqWorker):
                     "Dropped an entry of job %s from %s: it is %s already.", rq_job.id, queue.name, status.value
                 )
             scripts.drop_popped(self.connection, queue, rq_job.id)
+            return None
+        crashes = read_count(self.connection, rq_job.id) if found.is_suspect else None
+        if crashes is not None and crashes.is_too_many(self._max_attempts):
+            logger.error("Job %s is set aside: %s", rq_job.id, crashes.reason)
+            self.fail_popped(rq_job, queue, crashes.reason)
             return None
         refusal = refusal_of(rq_job)
         arguments = None if refusal else read_arguments(rq_job)

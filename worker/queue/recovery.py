@@ -1,7 +1,7 @@
 """Returns the jobs of dead groups: on this host when a group starts, from other hosts when their leases have expired.
 
-Jobs go back to the front of their queues, in their old order and without spending retries, except for a job that has
-ended its rank too often. RQ's own maintenance, which spends the retries of all jobs, does not run.
+Jobs go back to the front of their queues, in their old order and without spending retries. RQ's own maintenance, which
+spends the retries of all jobs, does not run.
 
 A lease has expired when its end has passed by the clock of Redis and this process has seen no renewal for some beats by
 its monotonic clock. So neither a wrong clock of a host nor a jump of Redis' clock takes jobs from living groups. A
@@ -20,9 +20,8 @@ from rq.executions import Execution
 
 from svdq.producer import keys, processes
 from svdq.producer.queue import queues
-from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.queue import scripts
-from svdq.worker.queue.crashes import CrashSuspect, count_crash, read_count
+from svdq.worker.queue.crashes import CrashSuspect, count_crash
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import BEAT_S, LEASE_S
 from svdq.worker.queue.scripts import text_of
@@ -86,11 +85,10 @@ def _silent_s(left_s: float) -> float:
 class Recovery:
     """The recovery of one group, called by its bookkeeping thread."""
 
-    def __init__(self, worker: GroupWorker, max_attempts: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, worker: GroupWorker, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
         self._leases, self._ownerless = StalenessTracker(monotonic), StalenessTracker(monotonic)
         self._connection: redis.Redis = worker.connection
-        self._max_attempts = max_attempts
         self._is_counted = False
 
     def at_start(self, suspects: Sequence[CrashSuspect]) -> None:
@@ -105,9 +103,7 @@ class Recovery:
             _log_taken_back(queue, popped + self._return_to_queue(queue, taken, scripts.FOREVER))
             self._worker.release_deferred(queue)
         for job_id in map(text_of, self._connection.hkeys(keys.CRASHES)):
-            if self._connection.exists(rq.job.Job.key_for(job_id)):
-                self._set_aside_queued(job_id)
-            else:
+            if not self._connection.exists(rq.job.Job.key_for(job_id)):
                 self._connection.hdel(keys.CRASHES, job_id)
         for name in map(text_of, self._connection.hkeys(keys.PAUSES)):
             if processes.is_gone(name):
@@ -196,14 +192,12 @@ class Recovery:
         return sorted(taken, key=lambda item: item.started_at, reverse=True)
 
     def _return_to_queue(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
-        """Return jobs to the queue, set those aside that have ended their rank too often; return the others' ids."""
-        job_ids = [
+        """Return jobs to the queue; return the ids of those that are there."""
+        return [
             item.execution.job_id
             for item in taken
             if scripts.return_to_queue(self._connection, queue, item.execution, lease_until)
         ]
-        # From the queue, from where one step takes a job: a kill in between does not lose it.
-        return [job_id for job_id in job_ids if not self._set_aside_queued(job_id)]
 
     def _return_popped_to_queue(self, queue: rq.Queue, seen: _Seen, is_gone: Callable[[str], bool]) -> list[str]:
         owners = seen.popped[queue.name]
@@ -214,21 +208,6 @@ class Recovery:
             if is_left and scripts.return_popped_to_queue(self._connection, queue, job_id, owner):
                 returned.append(text_of(job_id))
         return returned
-
-    def _set_aside_queued(self, job_id: str) -> bool:
-        """Fail a queued job that has ended its rank too often; return whether it has."""
-        crashes = read_count(self._connection, job_id)
-        if crashes is None or not crashes.is_too_many(self._max_attempts):
-            return False
-        for queue in self._worker.queues:
-            if scripts.claim(self._connection, queue, job_id, self._worker.name):
-                rq_job = UntrustedJob.find(job_id, self._connection)
-                if rq_job is None:
-                    scripts.drop_popped(self._connection, queue, job_id)
-                    continue
-                logger.error("Job %s is set aside: %s", job_id, crashes.reason)
-                self._worker.fail_popped(rq_job, queue, crashes.reason)
-        return True
 
 
 def _log_taken_back(queue: rq.Queue, job_ids: list[str]) -> None:

@@ -103,12 +103,6 @@ def pop(
     )
 
 
-def claim(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: str) -> bool:
-    """Take a given job off a queue as `pop` takes the next; return whether it was there."""
-    names = (queue.key, queue.intermediate_queue_key, keys.POPPED)
-    return bool(lua.run(connection, "claim", names, job_id, worker_name))
-
-
 def begin(pipeline: redis.Redis, worker_name: str, execution: Execution, commands: Pipeline) -> Any:
     """Begin a popped job by commands that are executed together, if the worker still owns it; as begin.lua returns."""
     names = (keys.POPPED, key_of(execution.job_id), execution.key)
