@@ -390,12 +390,21 @@ def test_a_beat_after_a_long_outage_makes_whole_records(connection: redis.Redis,
     assert [execution.worker_name for execution in fetch(connection, "a").get_executions()] == [worker.name]
 
 
-def test_a_beat_does_not_revive_a_deleted_job(connection: redis.Redis, worker: GroupWorker) -> None:
+@pytest.mark.parametrize("by_rq", [True, False])
+def test_neither_a_beat_nor_its_end_revives_a_deleted_job(
+    connection: redis.Redis, worker: GroupWorker, by_rq: bool
+) -> None:
     put(connection, "a", "b")
     active_jobs = take(worker, 2)
-    fetch(connection, "a").delete()
-    worker.renew_leases(active_jobs)
+    if by_rq:
+        fetch(connection, "a").delete()
+    else:
+        connection.delete("rq:job:a")
+    assert worker.renew_leases(active_jobs) == active_jobs[:1]
+    assert worker.finish([(active_jobs[0], {"outputs": []})]) == [False]
+    worker.forget(active_jobs[0])
     assert not connection.exists("rq:job:a")
+    assert leases(connection).keys() == {active_jobs[1].execution.composite_key}
     assert status_of(connection, "b") == "started"
     put(connection, "a")  # the same submission again
     assert waiting(connection) == ["a"]

@@ -80,6 +80,7 @@ class GroupWorker(RqWorker):
         """
         active_jobs, connection = list(active_jobs), connection or self.connection
         now_s = scripts.server_time(connection)
+        now = datetime.fromtimestamp(now_s, UTC)
         CLOCK.note(now_s)
         state = WorkerStatus.BUSY if active_jobs else WorkerStatus.SUSPENDED if self.paused else WorkerStatus.IDLE
         with connection.pipeline() as pipeline:
@@ -88,8 +89,12 @@ class GroupWorker(RqWorker):
             self.set_state(state, pipeline=pipeline)
             self.heartbeat(LEASE_S, pipeline=pipeline)
             for active in active_jobs:
-                active.execution.last_heartbeat = datetime.fromtimestamp(now_s, UTC)
-                scripts.renew_lease(pipeline, active.queue, active.execution, now_s + LEASE_S, LEASE_S)
+                renewal = connection.pipeline()
+                active.execution.last_heartbeat = now
+                scripts.write_lease(renewal, active.queue, active.execution, now_s + LEASE_S, LEASE_S)
+                active.rq_job.heartbeat(now, LEASE_S, pipeline=renewal)
+                entry = active.execution.composite_key
+                scripts.while_held(pipeline, self.name, active.queue, entry, renewal.command_stack)
             answers = pipeline.execute(raise_on_error=False)
         renewed = answers[len(answers) - len(active_jobs) :]
         scripts.check_answers(renewed)
@@ -238,8 +243,7 @@ class GroupWorker(RqWorker):
                 # As in Job.perform: a job with a time to live must not expire while it runs.
                 begins.persist(rq_job.key)
                 begins.hset(rq_job.key, "origin", queue.name)
-                active.execution.save(LEASE_S, pipeline=begins)
-                scripts.write_lease(begins, queue, active.execution, now_s + LEASE_S)
+                scripts.write_lease(begins, queue, active.execution, now_s + LEASE_S, LEASE_S)
                 rq_job.prepare_for_execution(self.name, pipeline=begins)
                 rq_job.started_at = datetime.fromtimestamp(now_s, UTC)  # RQ's is by this host's clock
                 begins.hset(rq_job.key, "started_at", utcformat(rq_job.started_at))

@@ -208,7 +208,7 @@ class RqWorker(BaseWorker):
                 commands = self.connection.pipeline()
                 self._put_end(commands, end)
                 stack = commands.command_stack
-                scripts.end(pipeline, self.name, end.queue, end.entry, stack, event=end.event, alone="alone")
+                scripts.while_held(pipeline, self.name, end.queue, end.entry, stack, event=end.event, alone=True)
             answers = pipeline.execute(raise_on_error=False)
         scripts.check_answers(answers)
         for number, end in enumerate(ends):
@@ -226,7 +226,7 @@ class RqWorker(BaseWorker):
                 ready = self._put_dependents(pipeline, end.queue, end.rq_job)
                 self._put_end(pipeline, end)
                 commands, pipeline.command_stack = pipeline.command_stack, []
-                scripts.end(pipeline, self.name, end.queue, end.entry, commands, event=end.event)
+                scripts.while_held(pipeline, self.name, end.queue, end.entry, commands, event=end.event)
                 [answer] = pipeline.execute(raise_on_error=False)
                 scripts.check_answers([answer])
                 if answer == 1:

@@ -6,13 +6,13 @@ registry of executions (`rq:wip:…`); or a registry of ended jobs. Processes co
 
 import socket
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import redis
 import rq
 from redis.client import Pipeline
 from rq.executions import Execution, ExecutionRegistry
-from rq.utils import now, utcformat
+from rq.utils import utcformat
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from svdq.producer import keys, lua
@@ -23,7 +23,7 @@ from svdq.producer.queue import SvdqQueue
 from svdq.producer.untrusted_job import key_of
 
 FOREVER = 1e18
-HAS_DEPENDENTS = 2  # the answer of end.lua for a job that others depend on
+HAS_DEPENDENTS = 2  # the answer of while_held.lua for a job that others depend on
 
 
 class QueuedJob(NamedTuple):
@@ -114,23 +114,24 @@ def _words_of(commands: Sequence[Any]) -> list[Any]:
     return [word for words, _ in commands for word in (len(words), *words)]
 
 
-def end(
+def while_held(
     pipeline: redis.Redis,
     worker_name: str,
     queue: rq.Queue,
     entry: str,
     commands: Sequence[Any],
     *,
-    event: Event,
-    alone: str = "",
+    event: Event | Literal[""] = "",
+    alone: bool = False,
 ) -> None:
-    """End a job by commands that are executed together, if the worker still holds it; the answer is that of end.lua.
+    """Execute commands together if the worker still holds a job; the answer is that of while_held.lua.
 
-    The entry is `<job>:<execution>`, or the id of a job that is popped and not begun.
+    The entry is `<job>:<execution>`, or the id of a job that is popped and not begun. With an `event` they end the job;
+    with `alone`, nothing is done if other jobs depend on it.
     """
-    dependents = rq.job.Job.dependents_key_for(entry.partition(":")[0])
-    names = (queue.started_job_registry.key, keys.POPPED, dependents)
-    lua.run(pipeline, "end", names, entry, worker_name, alone, event, *_words_of(commands))
+    job_id = entry.partition(":")[0]
+    names = (queue.started_job_registry.key, keys.POPPED, key_of(job_id), rq.job.Job.dependents_key_for(job_id))
+    lua.run(pipeline, "while_held", names, entry, worker_name, "alone" if alone else "", event, *_words_of(commands))
 
 
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:
@@ -173,20 +174,12 @@ def set_field(pipeline: redis.Redis, job_id: str, field: str, value: str) -> Non
     lua.run(pipeline, "set_field", [key_of(job_id)], field, value)
 
 
-def renew_lease(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float, lease_s: int) -> None:
-    """Renew a lease, until `until_s` by the clock of Redis; the answer is 0 if the worker has lost the job."""
-    executions = ExecutionRegistry(execution.job_id, pipeline)
-    names = (queue.started_job_registry.key, execution.key, executions.key, key_of(execution.job_id))
-    fields = [word for item in execution.serialize().items() for word in item]
-    values = (execution.composite_key, execution.id, until_s, lease_s, utcformat(now()), *fields)
-    lua.run(pipeline, "renew_lease", names, *values)
-
-
-def write_lease(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float) -> None:
-    """Write the lease of a new execution, which ends at `until_s` by the clock of Redis."""
+def write_lease(pipeline: Pipeline, queue: rq.Queue, execution: Execution, until_s: float, lease_s: int) -> None:
+    """Write an execution and its lease, which ends at `until_s` by the clock of Redis, as RQ's `Execution.create`."""
+    execution.save(lease_s, pipeline=pipeline)
     pipeline.zadd(queue.started_job_registry.key, {execution.composite_key: until_s})
     # RQ keeps a job's list of its executions for a minute longer. It has one for the worker, too, which stays empty:
     # rq-dashboard 0.9 reads one of these jobs as pickle, and fails.
     executions = ExecutionRegistry(execution.job_id, pipeline)
     pipeline.zadd(executions.key, {execution.id: until_s + 60})
-    pipeline.expireat(executions.key, int(until_s) + 60)
+    pipeline.expire(executions.key, lease_s + 60)
