@@ -98,9 +98,8 @@ class Recovery:
             self._is_counted = True
         seen = self.look(self._worker.queues)
         for queue in seen.queues:
-            popped = self._return_popped_to_queue(queue, seen, processes.is_gone)
             taken = [item for item in self._taken(queue, self._entries(queue)) if processes.is_gone(item.worker)]
-            _log_taken_back(queue, popped + self._return_to_queue(queue, taken, scripts.FOREVER))
+            self._take_back(queue, seen, processes.is_gone, taken)
             self._worker.release_deferred(queue)
         for job_id in map(text_of, self._connection.hkeys(keys.CRASHES)):
             if not self._connection.exists(rq.job.Job.key_for(job_id)):
@@ -137,26 +136,25 @@ class Recovery:
         for queue in self._worker.queues:
             if queue.name not in seen.popped:
                 continue  # nothing was ever in it
-            popped = self._return_popped_to_queue(queue, seen, self._worker.name.__eq__)
             begun = self._taken(queue, self._entries(queue) if is_last else seen.late[queue.name])
             unknown = [item for item in begun if item.worker == self._worker.name and item.execution.id not in held]
-            _log_taken_back(queue, popped + self._return_to_queue(queue, unknown, scripts.FOREVER))
+            self._take_back(queue, seen, self._worker.name.__eq__, unknown)
 
     def expired(self, seen: _Seen | None = None) -> None:
         """Return to the queue the jobs of groups whose leases have expired, and the jobs that they had only popped."""
         prefix = self._worker.redis_worker_namespace_prefix
+
+        def is_gone(name: str) -> bool:
+            return not self._connection.exists(f"{prefix}{name}")
+
         seen = seen or self.look()
         now_s = seen.now_s
         for queue in seen.queues:
-            popped = self._return_popped_to_queue(
-                queue, seen, lambda name: not self._connection.exists(f"{prefix}{name}")
-            )
             ends = seen.late[queue.name]
             unchanged_s = self._leases.seconds(queue.name, ends)
             silent = {name: end_s for name, end_s in ends.items() if unchanged_s[name] >= _silent_s(end_s - now_s)}
             others = [item for item in self._taken(queue, silent) if item.worker != self._worker.name]
-            latest_s = max(now_s, *silent.values()) if silent else now_s
-            _log_taken_back(queue, popped + self._return_to_queue(queue, others, latest_s))
+            self._take_back(queue, seen, is_gone, others, lease_until=max([now_s, *silent.values()]))
 
     def redis_failed(self) -> None:
         """Watch leases from now on, since nobody could renew one."""
@@ -191,15 +189,16 @@ class Recovery:
             taken.append(_Taken(text_of(job[1]), text_of(owner), execution))
         return sorted(taken, key=lambda item: item.started_at, reverse=True)
 
-    def _return_to_queue(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
-        """Return jobs to the queue; return the ids of those that are there."""
-        return [
-            item.execution.job_id
-            for item in taken
-            if scripts.return_to_queue(self._connection, queue, item.execution, lease_until)
-        ]
-
-    def _return_popped_to_queue(self, queue: rq.Queue, seen: _Seen, is_gone: Callable[[str], bool]) -> list[str]:
+    def _take_back(
+        self,
+        queue: rq.Queue,
+        seen: _Seen,
+        is_gone: Callable[[str], bool],
+        taken: Sequence[_Taken],
+        *,
+        lease_until: float = scripts.FOREVER,
+    ) -> None:
+        """Return to a queue what workers that are gone have popped, and then what was `taken`, the newest first."""
         owners = seen.popped[queue.name]
         popped_s = self._ownerless.seconds(queue.name, dict.fromkeys(name for name in owners if not owners[name]))
         returned = []
@@ -207,9 +206,8 @@ class Recovery:
             is_left = is_gone(text_of(owner)) if owner else popped_s[job_id] >= POPPED_S
             if is_left and scripts.return_popped_to_queue(self._connection, queue, job_id, owner):
                 returned.append(text_of(job_id))
-        return returned
-
-
-def _log_taken_back(queue: rq.Queue, job_ids: list[str]) -> None:
-    if job_ids:
-        logger.info("Took back jobs of dead groups to %s: %s.", queue.name, ", ".join(reversed(job_ids)))
+        for item in taken:
+            if scripts.return_to_queue(self._connection, queue, item.execution, lease_until):
+                returned.append(item.execution.job_id)
+        if returned:
+            logger.info("Took back jobs of dead groups to %s: %s.", queue.name, ", ".join(reversed(returned)))

@@ -36,7 +36,6 @@ LISTEN_AGAIN_S = 2.0  # seconds until the listening thread tries Redis again
 LOOK_S = 5.0  # seconds between two looks of that thread at its connection
 CLOCKS_S = 60  # by which the clocks of hosts may be behind the clock of Redis
 STOPPED = "Stopped by the user."
-_ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 class _End(NamedTuple):
@@ -308,13 +307,12 @@ class RqWorker(BaseWorker):
                     queue.enqueue_ready_jobs_by_queue(ready)
 
     def confirm_end(self, active: ActiveJob) -> JobStatus | None:
-        """Return how a job ended whose end Redis did not confirm; None if it goes on."""
+        """Return the status of a job whose end Redis did not confirm, if this execution ended it; else None."""
         rq_job = UntrustedJob.find(active.id, self.connection)
         result = rq_job.latest_result() if rq_job is not None else None
         if rq_job is None or result is None or result.execution_id != active.execution.id:
             return None
-        status = rq_job.get_status(refresh=False)
-        return status if status in _ENDED else None
+        return rq_job.get_status(refresh=False)
 
     def holds_lease(self, active: ActiveJob) -> bool:
         """Whether this worker still holds a job: a group that slept past its lease has lost it."""
