@@ -119,6 +119,12 @@ def queue_of(connection: redis.Redis, priority: str, model: str | None = None, u
     return SvdqQueue(f"svdq-{priority}:{wanted}" if wanted else f"svdq-{priority}", connection=connection)
 
 
+def queues_for(connection: redis.Redis, model: str | None) -> list[SvdqQueue]:
+    """Return the queues from which groups with a model take jobs first, most urgent first."""
+    names = dict.fromkeys((model or None, None))
+    return [queue_of(connection, priority, name) for priority in keys.PRIORITIES for name in names]
+
+
 def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
     """Return a job by its id; raises InputError if it does not exist or its record cannot be read."""
     (job,) = fetch_many(connection, [job_id])

@@ -5,9 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
-from pydantic import ValidationError
-
-from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.model_name import model_stem
@@ -84,7 +81,7 @@ class Ability(Record):
                 MemoryPlan(self.ranks, self.dtype, self._known, workspace=self.workspace).admit(completed)
         except DoesNotFitError as error:
             return error.needed
-        except (InputError, ValidationError):
+        except Exception:  # noqa: BLE001 - anyone can write to Redis, and facts of any kind raise any type
             return "another model"
         return ""
 

@@ -22,7 +22,7 @@ from svdq.producer import keys, lua
 from svdq.producer.connection import server_url
 from svdq.producer.pauses import is_freed
 from svdq.producer.processes import process_name, scope
-from svdq.producer.queue import SvdqQueue, queue_of, queues
+from svdq.producer.queue import SvdqQueue, queues, queues_for
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import Activity, RankStatus, Rest
 from svdq.worker import run_folder
@@ -109,8 +109,7 @@ class _Keeper:
     def _queues_of(self, connection: redis.Redis, number: int) -> list[str]:
         found = run_folder.read_idle(self._groups[number].run_dir)
         if found is None:
-            models = dict.fromkeys((model_stem(self._model.name), None))
-            found = [queue_of(connection, priority, name).name for priority in keys.PRIORITIES for name in models]
+            found = [queue.name for queue in queues_for(connection, model_stem(self._model.name))]
         ability, of_models = self._ability_of(number), {SvdqQueue(name, connection=connection).model for name in found}
         left = (each for each in queues(connection) if each.unable and each.model in of_models)
         return [*found, *(each.name for each in left if ability not in each.unable)]

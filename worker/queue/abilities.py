@@ -147,7 +147,7 @@ class Abilities:
             self.look()  # a LoRA, or another group, may have come since
             if not (lacks := self._lacks(self.own, arguments, kwargs)):
                 return None
-        found = {each: self._guarded(ability, arguments, kwargs) for each, ability in self._known.items()}
+        found = {each: self._lacks(ability, arguments, kwargs) for each, ability in self._known.items()}
         left = {*queue.unable, self.own.id, *(each for each, what in found.items() if what)} & found.keys()
         if arguments is not None and not self.own.is_for(arguments.job):  # what lacks those that are for it says more
             nearer = (found[each] for each in left if self._known[each].is_for(arguments.job))
@@ -156,12 +156,6 @@ class Abilities:
             return Lacking(lacks, frozenset(left))
         is_for_lora = arguments is not None and lacks == self.own.lacks_lora(arguments.job)
         return Lacking(lacks, frozenset({*left, keys.WAIT})) if self._wait_for_able or is_for_lora else None
-
-    def _guarded(self, ability: Ability, arguments: JobArguments | None, kwargs: dict[str, Any]) -> str:
-        try:
-            return self._lacks(ability, arguments, kwargs)
-        except Exception:  # noqa: BLE001 - anyone can write to Redis, and facts of any kind raise any type
-            return "another model"
 
     def _lacks(self, ability: Ability, arguments: JobArguments | None, kwargs: dict[str, Any]) -> str:
         return ability.lacks_fields(kwargs) if arguments is None else ability.lacks(arguments.job)

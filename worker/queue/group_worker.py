@@ -61,7 +61,7 @@ class GroupWorker(RqWorker):
 
         A job that has ended its rank `max_attempts` times is set aside; see `crashes`.
         """
-        super().__init__(connection, model=ability.model or None, **handlers)
+        super().__init__(connection, model=ability.model, **handlers)
         self._due: deque[tuple[rq.Queue, bytes]] = deque()
         self._always = self.queues  # whatever it can make
         self._max_attempts = max_attempts

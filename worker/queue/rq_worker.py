@@ -22,7 +22,7 @@ from svdq.producer import keys, processes
 from svdq.producer.clock import CLOCK
 from svdq.producer.job_control import cancel_rest
 from svdq.producer.outbox import Event
-from svdq.producer.queue import SvdqQueue, queue_of, queues
+from svdq.producer.queue import SvdqQueue, queues, queues_for
 from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.active_job import ActiveJob
 from svdq.worker.queue import scripts
@@ -72,9 +72,8 @@ class RqWorker(BaseWorker):
 
         It takes the jobs for `model` alone first, then the jobs for any model.
         """
-        names = dict.fromkeys((model, None))
         super().__init__(
-            [queue_of(connection, priority, name) for priority in keys.PRIORITIES for name in names],
+            queues_for(connection, model),
             name=processes.worker_name(),
             connection=connection,
             serializer=JSONSerializer,
