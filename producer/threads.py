@@ -1,4 +1,4 @@
-"""Threads in bounded memory: an ordered map, and budgets that threads share."""
+"""Threads beside a block, and in bounded memory: an ordered map, and budgets that threads share."""
 
 import contextlib
 import os
@@ -14,6 +14,20 @@ Result = TypeVar("Result")
 NUM_CORES = os.cpu_count() or 1
 AHEAD = 4  # items started ahead of the current one, per thread
 LEFT_S = 2.0  # seconds that an end before the last item waits for items that are under way
+END_S = 1.0  # seconds that the end of a block waits for the thread beside it
+
+
+@contextlib.contextmanager
+def beside(run: Callable[[threading.Event], object], name: str) -> Iterator[None]:
+    """Run a function in a thread during a block; the event that it gets is set at the end, and END_S waited for it."""
+    ended = threading.Event()
+    thread = threading.Thread(target=run, args=(ended,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(END_S)
 
 
 def ordered_map(work: Callable[[Item], Result], items: Iterable[Item], *, num_threads: int) -> Iterator[Result]:

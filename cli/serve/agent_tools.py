@@ -144,11 +144,20 @@ class FetchResult(Schema):
     paths: list[str]
 
 
+#: Hints to the agent's host, by MCP's names, of tools that add something, harmlessly if they are called again.
+ADDS: Mapping[str, bool] = {
+    "read_only_hint": False,
+    "destructive_hint": False,
+    "idempotent_hint": True,
+    "open_world_hint": False,
+}
+
+
 class Arguments(Schema):
     """The arguments of a tool, whose description is the docstring."""
 
     model_config = ConfigDict(extra="forbid")
-    #: What it returns, and hints to the agent's host, by MCP's names.
+    #: What it returns, and hints as in `ADDS`.
     result: ClassVar[type[BaseModel]]
     hints: ClassVar[Mapping[str, bool]] = {"read_only_hint": True, "open_world_hint": False}
 
@@ -192,12 +201,7 @@ class Submit(_Parameters):
     """
 
     result = VideoResult
-    hints: ClassVar[Mapping[str, bool]] = {
-        "read_only_hint": False,
-        "destructive_hint": False,
-        "idempotent_hint": True,
-        "open_world_hint": False,
-    }
+    hints = ADDS
 
     photo: str | None = Field(None, description=f"the first frame: {_PHOTO}")
     last_photo: str | None = Field(None, description="the last frame, in the same ways, for models that take one")
@@ -289,12 +293,7 @@ class Cancel(Arguments):
     """Cancel a video that has not ended; one in flight stops at its next step."""
 
     result = CancelResult
-    hints: ClassVar[Mapping[str, bool]] = {
-        "read_only_hint": False,
-        "destructive_hint": True,
-        "idempotent_hint": False,
-        "open_world_hint": False,
-    }
+    hints = {**ADDS, "destructive_hint": True, "idempotent_hint": False}
 
     video_id: str = Field(description=_ID)
 
@@ -327,7 +326,7 @@ class Fetch(Arguments):
     """Copy the files of a finished video into a folder of this machine. Replaces nothing that is there."""
 
     result = FetchResult
-    hints: ClassVar[Mapping[str, bool]] = Submit.hints
+    hints = ADDS
 
     video_id: str = Field(description=_ID)
     folder: str = Field(description="where to; it is made if it is missing")

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ from svdq.producer.files import write_file
 from svdq.producer.pauses import is_freed
 from svdq.producer.settings import Settings
 from svdq.producer.text import count, parse_future
+from svdq.producer.threads import beside
 from svdq.worker import run_folder
 from svdq.worker.config import RankConfig, RunConfig, check_ranks, free_host_bytes
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
@@ -228,16 +229,17 @@ class _Supervisor:
 RENEW_S: Final = 4.0  # less than half of `keys.STARTING_TTL_S`
 
 
-@contextlib.contextmanager
-def starting_record(settings: Settings, model: ResolvedModel, is_ready: Callable[[], bool]) -> Iterator[None]:
+def starting_record(
+    settings: Settings, model: ResolvedModel, is_ready: Callable[[], bool]
+) -> contextlib.AbstractContextManager[None]:
     """Keep the record of this launcher during a block or until its groups have been ready for RENEW_S, in a thread.
 
     Without a record for a moment, another group would fail a job that only these groups can make: ranks are ready
     shortly before they say what they can make.
     """
-    url, ended = server_url(settings), threading.Event()
+    url = server_url(settings)
 
-    def keep() -> None:
+    def keep(ended: threading.Event) -> None:
         name = f"{socket.gethostname()}:{os.getpid()} {model.family or '-'} {model.name}"
         was_ready = False
         with connect(url) as connection:
@@ -253,10 +255,4 @@ def starting_record(settings: Settings, model: ResolvedModel, is_ready: Callable
             with contextlib.suppress(redis.RedisError):
                 connection.zrem(keys.STARTING, name)
 
-    thread = threading.Thread(target=keep, name="starting", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(1.0)  # the record expires anyway
+    return beside(keep, "starting")  # the record expires if it does not end in time

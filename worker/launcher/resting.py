@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import redis
@@ -25,6 +25,7 @@ from svdq.producer.processes import process_name, scope
 from svdq.producer.queue import SvdqQueue, queues, queues_for
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import Activity, RankStatus, Rest
+from svdq.producer.threads import beside
 from svdq.worker import run_folder
 from svdq.worker.launcher.torchrun import GroupProcess
 from svdq.worker.outages import ConnectionHealth, connect
@@ -37,18 +38,11 @@ RECORD_S: Final = 5.0  # seconds between two records, as those of an idle rank
 NUM_LOOKS: Final = 3
 
 
-@contextlib.contextmanager
-def resting_groups(settings: Settings, model: ResolvedModel, groups: Sequence[GroupProcess]) -> Iterator[None]:
+def resting_groups(
+    settings: Settings, model: ResolvedModel, groups: Sequence[GroupProcess]
+) -> contextlib.AbstractContextManager[None]:
     """Look after those of `groups`, which may grow, that rest, during a block, in a thread."""
-    ended = threading.Event()
-    keeper = _Keeper(settings, model, groups)
-    thread = threading.Thread(target=keeper.run, args=(ended,), name="resting", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(1.0)  # the records expire anyway
+    return beside(_Keeper(settings, model, groups).run, "resting")  # the records expire if it does not end in time
 
 
 def num_waiting(connection: redis.Redis, queues: Sequence[str]) -> int:
