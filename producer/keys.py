@@ -35,7 +35,7 @@ STOPPED: Final = f"{PREFIX}stopped"
 #: String with the key suffix of the digest of a submission with --force: the part of its ids that makes them new.
 FORCED: Final = f"{PREFIX}forced:"
 STORAGES: Final = f"{PREFIX}storages"  # set: the storages that photos of jobs were stored in, as shown
-#: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
+#: Hash, job id -> JSON of a `crashes.CrashCount`: how often a rank died that worked on a job.
 CRASHES: Final = f"{PREFIX}crashes"
 #: Hash, worker name or BURSTS -> why that group, or every burst, takes no more jobs; and FREED with a host, or with
 #: ALL_HOSTS -> "", whose ranks have ended to free their GPUs.

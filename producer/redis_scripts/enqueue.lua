@@ -1,7 +1,7 @@
 -- KEYS: job, rq:queues, queue or registry of scheduled jobs; of a job that upscales a video, also the key that exists
 -- while that is removed and the set of the jobs that need it. ARGV: job id, queue, when it is due or "", seconds that the
--- set lasts, then the fields of the job and their values. Returns 1, or 0 if the job exists, which RQ's own script for
--- unique jobs does not tell, or -1 if the video is being removed.
+-- set lasts, then the fields of the job and their values. Returns 1, or 0 if the job exists, or -1 if the video is being
+-- removed.
 if redis.call('exists', KEYS[1]) == 1 then
   return 0
 end

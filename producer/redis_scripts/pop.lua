@@ -26,19 +26,19 @@ local function describe(i, id, known)
 end
 local left = paused and 0 or tonumber(ARGV[3])
 for i = 6, #KEYS, 3 do
-  local id = left > 0 and redis.call('lmove', KEYS[i], KEYS[i + 1], 'LEFT', 'RIGHT')
-  while id do
+  while left > 0 do
+    local id = redis.call('lmove', KEYS[i], KEYS[i + 1], 'LEFT', 'RIGHT')
+    if not id then
+      break
+    end
     redis.call('hset', KEYS[3], id, ARGV[1])
     local job = describe(i, id)
     table.insert(found[3], job)
     left = job[5] == 1 and 0 or left - 1
-    id = left > 0 and redis.call('lmove', KEYS[i], KEYS[i + 1], 'LEFT', 'RIGHT')
   end
-end
-for i = 6, #KEYS, 3 do
-  local id = #found[4] == 0 and redis.call('lindex', KEYS[i], 0)
-  if id then
-    table.insert(found[4], describe(i, id, ARGV[5]))
+  local next = #found[4] == 0 and redis.call('lindex', KEYS[i], 0)
+  if next then
+    table.insert(found[4], describe(i, next, ARGV[5]))
   end
   table.insert(found[5], {redis.call('llen', KEYS[i]), redis.call('scard', KEYS[i + 2])})
 end
