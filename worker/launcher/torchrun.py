@@ -11,9 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,8 +25,9 @@ from svdq.producer.status.ranks import Condition, Rest
 from svdq.producer.text import count
 from svdq.worker import run_folder
 from svdq.worker.config import RunConfig, private_environment, write_config
+from svdq.worker.launcher.gpu_probes import GpuProbes
 from svdq.worker.launcher.gpu_wait import AGAIN_S, MemoryWatch
-from svdq.worker.launcher.gpus import GPUS_BY_BUS, probe, title
+from svdq.worker.launcher.gpus import GPUS_BY_BUS, title
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ MAX_FAILED_STARTS = 3  # one after the other, without a group that was ready for
 MAX_RESTARTS = 3000  # about twelve hours of waiting for a model or a disk
 STOP_START_S = 3.0  # seconds to stop a group that starts
 FREE_S = 10.0  # seconds that a group gets to end its present step when its GPUs are to be free
-STUCK_S, LOOK_S = 60.0, 5.0  # of a rank's wait in its kernel until GPUs are tested; between looks at that
 KILL_S = 5.0  # seconds that killed processes get to disappear
 
 #: glibc's variables with which processes keep the memory that they free, for the next step: on a virtual machine the
@@ -85,14 +84,10 @@ class GroupProcess:
         self._refreshed = refreshed
         self.num_ranks = num_ranks
         self._devices = None if devices is None else list(devices)
-        #: The restart for which GPUs were tested last; during a test, why each GPU failed, or "".
-        self._tested = 0
-        self._results: dict[str, str] | None = None
+        self._tested = 0  # the restart for which GPUs were tested last
+        self._probes = GpuProbes(self._devices or (), self.running_pids)
         self._seen_restarts = 0
         self._failed_starts = 0
-        #: Process ids of ranks that wait in the kernel, since when, and when to look again.
-        self._waiting: dict[int, float] = {}
-        self._look_at = 0.0
         self._sent: set[tuple[int, signal.Signals]] = set()
         self._last_signal: signal.Signals | None = None
         self._environment = environment(config, on_gpus=devices is not None)
@@ -275,47 +270,34 @@ class GroupProcess:
             )
 
     def _test_gpus(self) -> None:
-        """Test the GPUs of a group that was restarted or hangs, in parallel; go on without those that fail."""
+        """Test the GPUs of a group that was restarted or hangs; go on without those that fail."""
         restart_count = run_folder.restarts(self.run_dir)
-        devices = self._devices or []
-        if self._results is None:
-            if restart_count == self._tested and not self._is_stuck():
-                return
-            self._results = {}
-            for device in devices:
-                threading.Thread(target=_probe, args=(device, self._results), name="probe", daemon=True).start()
-        if len(self._results) < len(devices):
+        waits = restart_count != self._tested  # its new ranks do
+        failed = self._probes.failed(is_due=waits)
+        if failed is None:
             return
-        failed = {device: reason for device, reason in self._results.items() if reason}
-        if not failed and restart_count != self._tested:  # the ranks wait
+        if not failed and waits:
             if (lack := self._memory.lack()) is None:
                 return
             if lack:
-                self._results = None
+                self._probes.end()
                 self.kill()
                 self._lie_down("held")
                 return
-        self._results, self._tested, self._waiting = None, restart_count, {}
+        self._probes.end()
+        self._tested = restart_count
         if failed:
             self._leave_out(failed)
         else:
             run_folder.permit(self.run_dir, restart_count)
 
-    def _is_stuck(self) -> bool:
-        """Whether a rank has waited in the kernel for a while: no signal ends it, so torchrun notices nothing."""
-        now = time.monotonic()
-        if not self._devices or now < self._look_at:
-            return False
-        self._look_at = now + LOOK_S
-        self._waiting = {pid: self._waiting.get(pid, now) for pid in self.running_pids().values() if _waits(pid)}
-        return any(now - since >= STUCK_S for since in self._waiting.values())
-
-    def _leave_out(self, failed: dict[str, str]) -> None:
+    def _leave_out(self, failed: Mapping[str, str]) -> None:
         self.kill()
         devices = self._devices or []
         used = [devices[rank % len(devices)] for rank in range(self.num_ranks)]
         self.num_ranks = sum(device not in failed for device in used)
         self._devices = self._memory.devices = [device for device in devices if device not in failed]
+        self._probes = GpuProbes(self._devices, self.running_pids)
         named = {title(device): reason for device, reason in failed.items()}
         rank = self._config.rank
         rank = rank.model_copy(update={"failed_gpus": {**rank.failed_gpus, **named}})
@@ -380,17 +362,6 @@ class GroupProcess:
     def _left(self) -> list[psutil.Process]:
         run_dir = str(self.run_dir)
         return [process for process in psutil.process_iter(["cmdline"]) if run_dir in (process.info["cmdline"] or ())]
-
-
-def _waits(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP)
-    except psutil.Error:
-        return False
-
-
-def _probe(device: str, results: dict[str, str]) -> None:
-    results[device] = probe(device)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
