@@ -315,8 +315,7 @@ class RqWorker(BaseWorker):
 
     def holds_lease(self, active: ActiveJob) -> bool:
         """Whether this worker still holds a job: a group that slept past its lease has lost it."""
-        registry = active.queue.started_job_registry
-        return self.connection.zscore(registry.key, active.execution.composite_key) is not None
+        return self.connection.zscore(*active.entry) is not None
 
 
 def check_rights(connection: redis.Redis) -> None:
