@@ -140,8 +140,8 @@ class Site:
 
 @pytest.fixture
 def worker(connection: redis.Redis) -> Iterator[GroupWorker]:
-    """A worker that is registered; it listens for no commands, since to end that takes a second."""
-    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    """A worker that is registered."""
+    worker = GroupWorker(connection)
     worker.register_birth()
     worker.set_state(WorkerStatus.IDLE)
     yield worker
@@ -153,7 +153,7 @@ def dead(connection: redis.Redis) -> GroupWorker:
     """A worker whose name says that its process is gone."""
     with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
         process.wait()
-    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    worker = GroupWorker(connection)
     worker.name = worker.name.replace(f"-{os.getpid()}-", f"-{process.pid}-")
     worker.register_birth()
     return worker

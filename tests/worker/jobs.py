@@ -80,7 +80,7 @@ def slow_worker(url: str, meanwhile: Callable[[], object]) -> GroupWorker:
     """Make a group that sleeps between the pop of a job and its begin; something happens meanwhile."""
     connection = HookedRedis.from_url(url)
     connection.after = lambda script: meanwhile() if "lmove" in script else None
-    return GroupWorker(connection, on_stop=print, on_shutdown=print)
+    return GroupWorker(connection)
 
 
 class LossyRedis(HookedRedis):

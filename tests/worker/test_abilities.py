@@ -40,7 +40,7 @@ def ability(family: str = "svd", gib: int = 80, **fields: object) -> Ability:
 
 
 def group(connection: redis.Redis, ability: Ability, **options: object) -> GroupWorker:
-    worker = GroupWorker(connection, on_stop=print, on_shutdown=print, ability=ability, **options)
+    worker = GroupWorker(connection, ability=ability, **options)
     worker.register_birth()
     worker.look_around()
     return worker

@@ -41,7 +41,7 @@ from svdq.worker.queue.recovery import Recovery
 from svdq.worker.queue.rq_worker import LEASE_S
 from svdq.worker.outages import connect
 
-worker = GroupWorker(connect(url), on_stop=print, on_shutdown=print)
+worker = GroupWorker(connect(url))
 worker.start()
 """
 #: It takes a job, holds it, fails another one that has a Retry, and does for a minute what a group does beside them.
@@ -101,7 +101,7 @@ def test_a_step_of_redis_clock_takes_no_renewed_lease(
     put(connection, "alive", "dead")
     alive = pop(worker)
     pop(dead)
-    other = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    other = GroupWorker(connection)
     clock = Clock()
     recovery = Recovery(other, clock)
     recovery.expired()
@@ -131,7 +131,7 @@ def test_a_clock_that_was_set_back_keeps_no_job_of_a_dead_group(
     pop(dead)
     monkeypatch.setattr(scripts, "server_time", lambda connection: time.time() - 86_400)
     clock = Clock()
-    recovery = Recovery(GroupWorker(connection, on_stop=print, on_shutdown=print), clock)
+    recovery = Recovery(GroupWorker(connection), clock)
     recovery.expired()
     worker.renew_leases([alive])
     clock.now += SILENT_S
@@ -162,7 +162,7 @@ def test_leases_are_watched_anew_after_redis_was_away(connection: redis.Redis, w
     active = pop(worker)
     connection.zadd("rq:wip:svdq-default", {active.execution.composite_key: 1})
     clock = Clock()
-    recovery = Recovery(GroupWorker(connection, on_stop=print, on_shutdown=print), clock)
+    recovery = Recovery(GroupWorker(connection), clock)
     recovery.expired()
     clock.now += 3600  # for which nobody could reach Redis
     recovery.redis_failed()

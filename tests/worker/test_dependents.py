@@ -165,7 +165,7 @@ READY = "ready_to_enqueue"  # RQ's status of a job whose dependencies are met an
 
 def dying(settings: Settings) -> GroupWorker:
     """Make a group that loses Redis when that has written an end, and before it queues the dependents."""
-    return GroupWorker(lossy(server_url(settings), READY), on_stop=print, on_shutdown=print)
+    return GroupWorker(lossy(server_url(settings), READY))
 
 
 def end_and_die(settings: Settings, connection: redis.Redis) -> None:
@@ -203,7 +203,7 @@ def test_a_dependent_that_is_canceled_during_the_end_stays_canceled(
 ) -> None:
     put_family(connection)
     redis_of_worker = HookedRedis.from_url(server_url(settings))
-    ending = GroupWorker(redis_of_worker, on_stop=print, on_shutdown=print)
+    ending = GroupWorker(redis_of_worker)
     parent = pop(ending)
     canceled = []
 

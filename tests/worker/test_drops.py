@@ -18,7 +18,6 @@ SAID = "Redis does not answer"
 @pytest.mark.parametrize("kind", ["cut", "silent"])
 def test_a_drop_is_said_once_and_its_end_once(site, open_intake, until, monkeypatch, caplog, kind: str) -> None:
     monkeypatch.setattr(intake_module, "BEAT_S", 0.2)
-    monkeypatch.setattr(rq_worker, "LISTEN_AGAIN_S", 0.2)
     caplog.set_level(logging.INFO)
     job_id = site.submit()
     with Proxy(site.settings.redis_url) as proxy:

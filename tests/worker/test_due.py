@@ -74,7 +74,7 @@ def test_groups_that_promote_at_once_queue_each_job_once_and_in_order(
     schedule(connection, *job_ids)
     assert worker.promote_due()
     assert len(waiting(connection)) == 2
-    other = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    other = GroupWorker(connection)
     while worker.promote_due() | other.promote_due():
         pass
     assert waiting(connection) == job_ids

@@ -7,7 +7,6 @@ import pickle
 import signal
 import socket
 import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ import rq.worker_registration
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from rq.job import JobStatus
+from rq.serializers import JSONSerializer
 
 from svdq.producer import job_control
 from svdq.producer.connection import server_url
@@ -43,7 +43,7 @@ from svdq.worker.active_job import ActiveJob
 from svdq.worker.queue import group_worker, recovery, scripts
 from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.rq_worker import LEASE_S, LISTEN_AGAIN_S
+from svdq.worker.queue.rq_worker import LEASE_S, Command
 from tests.worker.jobs import JOB, leases, lossy, pop, put, waiting
 from tests.worker.own_redis import OwnRedis
 
@@ -91,7 +91,7 @@ def test_groups_share_what_waits(connection: redis.Redis, worker: GroupWorker) -
     put(connection, "a", "b", "c", "d")
     put(connection, "high", priority="high")
     assert worker.take(0)[1].num_queued == 5
-    other = GroupWorker(connection, on_stop=lambda _: None, on_shutdown=lambda: None)
+    other = GroupWorker(connection)
     other.start()
     assert worker.take(0)[1].num_queued == 2
     other.end()
@@ -141,7 +141,7 @@ def test_at_maxmemory_rendering_stops_and_no_job_is_lost(
 ) -> None:
     put(connection, "finished", "failed", "abandoned", "queued")
     finished, failed, left = take(worker, 3)
-    other = GroupWorker(connection, on_stop=lambda _: None, on_shutdown=lambda: None)
+    other = GroupWorker(connection)
     connection.config_set("maxmemory", 1)
 
     def is_refused(act: Callable[[], object]) -> None:
@@ -326,7 +326,7 @@ def test_a_key_of_the_wrong_type_costs_its_queued_job_alone(connection: redis.Re
 def test_the_pause_of_a_burst_holds_for_the_next_one(connection: redis.Redis, worker: GroupWorker) -> None:
     """Which KEDA starts half a minute later, under another name, and which would fail three more jobs."""
     put(connection, "a", "b")
-    bursts = [GroupWorker(connection, on_stop=print, on_shutdown=print, is_burst=True) for _ in range(2)]
+    bursts = [GroupWorker(connection, is_burst=True) for _ in range(2)]
     bursts[0].start()
     bursts[0].pause("3 jobs failed.")
     bursts[0].end()
@@ -568,7 +568,7 @@ def test_a_refusal_that_is_not_written_loses_no_job(
     """RQ goes on when the connection is lost at its first write; the job was queued, and in no queue."""
     make, _ = FOREIGN["no parameters"]
     put_raw(connection, **make(trap))
-    cut_off = GroupWorker(lossy(server_url(settings), "failed", written=False), on_stop=print, on_shutdown=print)
+    cut_off = GroupWorker(lossy(server_url(settings), "failed", written=False))
     with pytest.raises(redis.ConnectionError):
         pop(cut_off)
     recovery.Recovery(cut_off).unknown(set())
@@ -692,68 +692,77 @@ def test_jobs_with_a_rate_limit_are_refused(connection: redis.Redis, worker: Gro
 # RQ's commands.
 
 
-def test_commands_reach_the_group(connection: redis.Redis) -> None:
-    commands: list[str] = []
-    worker = GroupWorker(connection, on_stop=commands.append, on_shutdown=lambda: commands.append("shutdown"))
-    worker.start()
+def heard(worker: GroupWorker) -> list[Command]:
+    """What a group hears in a round of its bookkeeping."""
+    try:
+        return worker.listen()
+    except redis.RedisError:
+        worker.stop_listening()
+        return []
+
+
+def test_commands_reach_the_group(connection: redis.Redis, worker: GroupWorker, until) -> None:
     put(connection, "a", "b", "c")
     execution = take(worker, 3)[2].execution
-    channel = rq.command.PUBSUB_CHANNEL_TEMPLATE % worker.name
+    assert worker.listen() == []
     for junk in (b"junk", b"[]", b"{}", b"\xff", b"[" * 100_000):
-        worker.handle_payload({"data": junk})
-    assert commands == []
-    worker.handle_payload({"data": json.dumps({"command": "stop-job", "job_id": "b"}).encode()})
-    stop = {"command": "stop-execution", "job_id": "c"}
-    for execution_id in ("an earlier one", execution.id):
-        worker.handle_payload({"data": json.dumps({**stop, "execution_id": execution_id}).encode()})
-    worker.handle_payload({"data": json.dumps({"command": "shutdown"}).encode()})
-    assert commands == ["b", "c", "shutdown"]
-    assert connection.pubsub_numsub(channel)[0][1] == 1
-    worker.end()
-    assert ask_one(connection, read_workers())[0] == []
+        connection.publish(worker.pubsub_channel_name, junk)
+    rq.command.send_stop_job_command(connection, "b", serializer=JSONSerializer)
+    rq.command.send_stop_execution_command(connection, "c", execution.id)
+    rq.command.send_shutdown_command(connection, worker.name)
+    commands: list[Command] = []
+    until(lambda: commands.extend(worker.listen()) or len(commands) >= 3)
+    assert commands == [("stop-job", "b", ""), ("stop-execution", "c", execution.id), ("shutdown", "", "")]
+    worker.stop_listening()
+    until(lambda: connection.pubsub_numsub(worker.pubsub_channel_name)[0][1] == 0)
 
 
 @pytest.mark.long
 def test_commands_reach_the_group_after_redis_was_silent(tmp_path: Path, until) -> None:
-    """As behind a pulled cable for some minutes: RQ's own thread ends at a timeout."""
-    server, commands = OwnRedis(tmp_path), []
+    """As behind a pulled cable for some minutes."""
+    server = OwnRedis(tmp_path)
     link = redis.Redis.from_url(server.url(), socket_timeout=0.2, retry=Retry(NoBackoff(), 0))
-    worker = GroupWorker(link, on_stop=commands.append, on_shutdown=lambda: commands.append("shutdown"))
-    worker.start()
+    worker = GroupWorker(link)
+    assert worker.listen() == []
     server.stop(signal.SIGKILL)
     with socket.create_server(("127.0.0.1", server.port)) as silent:  # it answers nothing
         silent.settimeout(60)
+        assert heard(worker) == []
         first, _ = silent.accept()
+        assert heard(worker) == []
         second, _ = silent.accept()  # made when the first one has timed out
     first.close()
     second.close()
     server.start()
     with server.client(server.url()) as connection:
-        until(lambda: connection.pubsub_numsub(worker.pubsub_channel_name)[0][1] == 1)
-        rq.command.send_shutdown_command(connection, worker.name)
-    until(lambda: commands == ["shutdown"])
-    worker.unsubscribe()
+        until(lambda: rq.command.send_shutdown_command(connection, worker.name) or heard(worker))
+    worker.stop_listening()
     link.close()
     server.stop()
 
 
 @pytest.mark.slow
 def test_commands_reach_the_group_after_redis_was_busy(tmp_path: Path, until) -> None:
-    """An answer such as BUSY ended the thread that listens, and stop commands were lost until a restart."""
-    server, commands = OwnRedis(tmp_path), []
+    """A connection whose subscription was refused, with an answer such as BUSY, never gets a command."""
+    server = OwnRedis(tmp_path)
     with server.client(server.url()) as connection, server.client(server.url()) as script:
         connection.config_set("lua-time-limit", 20)
-        worker = GroupWorker(redis.Redis.from_url(server.url()), on_stop=commands.append, on_shutdown=lambda: None)
-        worker.start()
-        until(lambda: connection.pubsub_numsub(worker.pubsub_channel_name)[0][1] == 1)
+        worker = GroupWorker(redis.Redis.from_url(server.url()))
+        until(lambda: heard(worker) or connection.pubsub_numsub(worker.pubsub_channel_name)[0][1] == 1)
         connection.client_kill_filter(_type="pubsub")
         with ThreadPoolExecutor(1) as threads:
             busy = threads.submit(script.eval, "while true do end", 0)
-            time.sleep(LISTEN_AGAIN_S + 1)  # it subscribes again meanwhile, and is refused
+            until(lambda: is_busy(connection))
+            assert heard(worker) == []  # it subscribes again, and is refused
             connection.script_kill()
             assert isinstance(busy.exception(), redis.ResponseError)
-        until(lambda: connection.pubsub_numsub(worker.pubsub_channel_name)[0][1] == 1)
-        rq.command.send_command(connection, worker.name, "stop-job", job_id="b")
-        until(lambda: commands == ["b"])
-        worker.unsubscribe()
+        until(lambda: rq.command.send_shutdown_command(connection, worker.name) or heard(worker))
+        worker.stop_listening()
     server.stop()
+
+
+def is_busy(connection: redis.Redis) -> bool:
+    try:
+        return not connection.ping()
+    except redis.ResponseError:
+        return True

@@ -5,10 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 import redis
+import rq
 import torch
 from PIL import Image
 
@@ -105,6 +107,19 @@ def test_only_as_many_jobs_are_taken_as_the_stage_wants(site, open_intake: Open,
     assert [take(intake).job_id for _ in range(2)] == job_ids[:2]
     let_it_go_round(site, until)
     assert site.queued() == job_ids[2:]
+
+
+def test_a_command_stops_the_execution_that_it_names(site, open_intake: Open, until, caplog) -> None:
+    job_ids = [site.submit() for _ in range(2)]
+    intake = open_intake()
+    for job_id in job_ids:
+        assert take(intake).job_id == job_id
+    [execution] = fetch(site.connection, job_ids[1]).get_executions()
+    stop = partial(rq.command.send_command, site.connection, intake.status().worker, "stop-execution")
+    stop(job_id=job_ids[0], execution_id="an earlier one")
+    stop(job_id=job_ids[1], execution_id=execution.id)
+    until(lambda: site.connection.smembers("svdq:canceled") == {job_ids[1].encode()})
+    assert f"Job {job_ids[0]} cannot be stopped here" in caplog.text
 
 
 def test_an_end_that_cannot_be_written_holds_up_nothing_else(site, open_intake: Open, until) -> None:

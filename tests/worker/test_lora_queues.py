@@ -26,9 +26,7 @@ from tests.worker.jobs import JOB, pop, put
 
 
 def group(connection: redis.Redis, folder: Path | None, model: str | None = None) -> GroupWorker:
-    worker = GroupWorker(
-        connection, on_stop=print, on_shutdown=print, loras=LoraFolder(folder), ability=Ability(model=model or "")
-    )
+    worker = GroupWorker(connection, loras=LoraFolder(folder), ability=Ability(model=model or ""))
     worker.register_birth()
     worker.look_around()
     worker.renew_leases([])

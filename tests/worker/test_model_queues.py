@@ -21,10 +21,7 @@ def test_a_group_takes_the_jobs_for_its_model_first_and_none_for_others(connecti
         ("other", "yours", "high"),
     ):
         enqueue(connection, JOB.model_copy(update={"model": model}), job_id, priority)
-    mine, yours = (
-        GroupWorker(connection, on_stop=print, on_shutdown=print, ability=Ability(model=model))
-        for model in ("mine", "yours")
-    )
+    mine, yours = (GroupWorker(connection, ability=Ability(model=model)) for model in ("mine", "yours"))
     mine.start()
     yours.start()
     assert mine.take(0)[1].num_queued == 2  # its own, and half of two
@@ -42,10 +39,7 @@ def test_a_group_takes_the_jobs_for_its_model_first_and_none_for_others(connecti
 
 def test_a_group_of_another_model_returns_the_jobs_of_a_dead_one(connection: redis.Redis) -> None:
     enqueue(connection, JOB.model_copy(update={"model": "yours"}), "own")
-    mine, yours = (
-        GroupWorker(connection, on_stop=print, on_shutdown=print, ability=Ability(model=model))
-        for model in ("mine", "yours")
-    )
+    mine, yours = (GroupWorker(connection, ability=Ability(model=model)) for model in ("mine", "yours"))
     mine.start()
     yours.start()
     active = pop(yours)

@@ -186,7 +186,7 @@ def test_a_job_that_another_worker_leaves_to_it_wakes_a_worker(site, until, tmp_
     file.write_text("a LoRA")
     group = site.start(1, "--on-demand", "2s", SVDQ_LORAS=str(file.parent))
     until(lambda: asleep(site), lambda: group.text)
-    other = GroupWorker(site.connection, on_stop=print, on_shutdown=print)
+    other = GroupWorker(site.connection)
     other.look_around()
     job_id = site.submit(loras=(LoraChoice(name="style", digest=digest_of(file)),))
     assert pop(other) is None

@@ -161,7 +161,7 @@ def test_a_popped_job_is_never_stuck_while_its_group_is_alive(connection: redis.
     """It is seen between pop and admission by two rounds of maintenance, a day apart; RQ's own would queue it twice."""
     put(connection, "a")
     scripts.pop(connection, worker.queues, worker.name)
-    other = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    other = GroupWorker(connection)
     recovery = Recovery(other, itertools.count(0, 100).__next__)
     for _ in range(2):
         recovery.expired()
@@ -284,7 +284,7 @@ def test_suspects_run_alone_until_they_have_ended(
         True,
         False,
     ]
-    impatient = GroupWorker(connection, on_stop=print, on_shutdown=print, max_attempts=1)
+    impatient = GroupWorker(connection, max_attempts=1)
     active = pop(impatient)
     assert active is not None, "it is not set aside, though one attempt is all it has"
     assert active.is_suspect

@@ -30,7 +30,7 @@ def test_the_maintenance_asks_as_little_with_many_queues(settings, connection, w
     for number in range(5):
         connection.sadd("rq:queues", f"rq:queue:svdq-default:model{number}")
     with Proxy(settings.redis_url, delay_s=0.2) as proxy:
-        far = GroupWorker(connect(proxy.url), on_stop=print, on_shutdown=print)
+        far = GroupWorker(connect(proxy.url))
         recovery = Recovery(far)
         far.take(0)  # connects
         before = proxy.num_round_trips

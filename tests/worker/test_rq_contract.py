@@ -1,13 +1,10 @@
 """What svdq writes by RQ's private names is what RQ's own worker writes; docs/rq.md lists these names."""
 
-import inspect
-
 import pytest
 import redis
 import rq
 import rq.job
 from rq.serializers import JSONSerializer
-from rq.worker import BaseWorker
 
 from svdq.producer import job_control
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
@@ -83,9 +80,3 @@ def test_the_callbacks_of_a_job_are_seen_without_importing_them(connection: redi
     found = (job._success_callback_name, job._failure_callback_name, job._stopped_callback_name)
     assert found == tuple(f"no.such.{name}" for name in named)
     assert job.failure_callback is None
-
-
-def test_the_threads_of_rq_call_what_svdq_overrides() -> None:
-    for name in ("handle_payload", "_pubsub_exception_handler", "subscribe", "unsubscribe"):
-        ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (GroupWorker, BaseWorker))
-        assert [*ours.parameters] == [*theirs.parameters]

@@ -98,9 +98,10 @@ class Reporter:
             logger.warning("Job %s was canceled or taken over; this group drops it.", active.id)
             self._worker.forget(active, connection)
 
-    def cancel(self, job_id: str) -> None:
-        """Make an active job stop at its next step: RQ's stop command."""
-        if job_id in self.active:
+    def cancel(self, job_id: str, execution_id: str) -> None:
+        """Make an active job stop at its next step, if it is in this execution or that is ""; RQ's stop commands."""
+        active = self.active.get(job_id)
+        if active is not None and execution_id in ("", active.execution.id):
             self._worker.mark_canceled(job_id)
         else:
             logger.warning("Job %s cannot be stopped here: it is not in flight in this group.", job_id)

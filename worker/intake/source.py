@@ -6,7 +6,6 @@ renew the leases, and load photos in advance.
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -102,8 +101,6 @@ class Intake(Source):
         self._connection_health = connection_health or ConnectionHealth()
         self._worker = GroupWorker(
             connection,
-            on_stop=self._stop_job,
-            on_shutdown=self.drain,
             is_burst=options.burst,
             ability=Ability.of(model, options.memory, upscales=options.upscales),
             gpus=[rank.gpu for rank in options.memory.ranks if rank.gpu],
@@ -121,7 +118,6 @@ class Intake(Source):
         self._leases = LeaseThread(lease_connection or connection, self._reporter.renew_leases, self._connection_health)
         self._num_taken = 0  # number of requests that the stage has taken or waits for; it alone writes it
         self._given_at: float | None = None  # when the stage got its last request
-        self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()  # jobs named by RQ's stop commands
         #: Whether the group is registered in Redis and has taken back the jobs of its dead predecessors.
         self._begun = False
         self._look_at = self._due_at = self._maintain_at = self._clean_up_at = self._sweep_at = 0.0
@@ -206,10 +202,6 @@ class Intake(Source):
             logger.warning("Redis does not answer (%s); jobs in flight are taken again after their lease.", error)
         self._dispatcher.close()
 
-    def _stop_job(self, job_id: str) -> None:
-        self._stops.put(job_id)
-        self._wake.set()
-
     # The bookkeeping thread.
 
     def _run(self) -> None:
@@ -224,6 +216,7 @@ class Intake(Source):
             except redis.RedisError as error:
                 self._connection_health.failed(error)
                 self._recovery.redis_failed()
+                self._worker.stop_listening()
                 if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
                     return
                 time.sleep(RETRY_S)
@@ -254,8 +247,11 @@ class Intake(Source):
         if time.monotonic() >= self._look_at:
             self._worker.look_around()
             self._look_at = time.monotonic() + BEAT_S
-        while not self._stops.empty():
-            self._reporter.cancel(self._stops.get())
+        for command in self._worker.listen():
+            if command.name == "shutdown":
+                self.drain()
+            else:
+                self._reporter.cancel(command.job_id, command.execution_id)
         self._reporter.write_ends()
         if closing:
             return

@@ -55,20 +55,20 @@ class GroupWorker(RqWorker):
         loras: LoraFolder = NO_LORAS,
         wait_for_able: bool = False,
         max_attempts: int = 2,
-        **handlers: Any,
+        **options: Any,
     ) -> None:
         """Make it, as `RqWorker` and `Abilities`, without registering it.
 
         A job that has ended its rank `max_attempts` times is set aside; see `crashes`.
         """
-        super().__init__(connection, model=ability.model, **handlers)
+        super().__init__(connection, model=ability.model, **options)
         self._due: deque[tuple[rq.Queue, bytes]] = deque()
         self._always = self.queues  # whatever it can make
         self._max_attempts = max_attempts
         self.abilities = Abilities(connection, ability, self.name, gpus=gpus, loras=loras, wait_for_able=wait_for_able)
 
     def start(self) -> None:
-        """Register in RQ and listen for commands; see `RqWorker`."""
+        """Register in RQ, and look around."""
         super().start()
         self.look_around()
 

@@ -2,8 +2,8 @@
 
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import redis
@@ -32,10 +32,17 @@ logger = logging.getLogger(__name__)
 LEASE_S = 15  # seconds without a renewal after which a job counts as abandoned, and a worker as ended
 BEAT_S, MAINTENANCE_S = 4.0, 2.0  # seconds between renewals, and between searches for abandoned jobs of other groups
 ANSWER_S = 5.0  # seconds that the start waits for the answer to a subscription
-LISTEN_AGAIN_S = 2.0  # seconds until the listening thread tries Redis again
-LOOK_S = 5.0  # seconds between two looks of that thread at its connection
+COMMANDS_AT_ONCE = 100  # commands of RQ that are read, at most, between two renewals of leases
 CLOCKS_S = 60  # by which the clocks of hosts may be behind the clock of Redis
 STOPPED = "Stopped by the user."
+
+
+class Command(NamedTuple):
+    """A command of RQ: to stop a job, or one execution of it, or to take no more jobs."""
+
+    name: str  # "stop-job", "stop-execution" or "shutdown"
+    job_id: str
+    execution_id: str  # "" for any
 
 
 class _End(NamedTuple):
@@ -63,15 +70,10 @@ class RqWorker(BaseWorker):
         self,
         connection: redis.Redis,
         *,
-        on_stop: Callable[[str], None],
-        on_shutdown: Callable[[], None],
         is_burst: bool = False,
         model: str | None = None,
     ) -> None:
-        """Make it, without registering it; RQ's listening thread calls `on_stop` with a job id, and `on_shutdown`.
-
-        It takes the jobs for `model` alone first, then the jobs for any model.
-        """
+        """Make it, without registering it; it takes the jobs for `model` alone first, then the jobs for any model."""
         super().__init__(
             queues_for(connection, model),
             name=processes.worker_name(),
@@ -80,64 +82,35 @@ class RqWorker(BaseWorker):
             job_class=UntrustedJob,
             worker_ttl=LEASE_S,
         )
-        self._on_stop = on_stop
-        self._on_shutdown = on_shutdown
         self.pause_field = keys.BURSTS if is_burst else self.name  # of `keys.PAUSES`; bursts pause together
         self.paused = False  # whether the last `pop` found intake paused
         self._canceled_from_s = 0  # jobs that were canceled before have been looked at
 
-    def handle_payload(self, message: Any) -> None:
-        """Handle RQ's commands to stop a job or one execution of it, and to shut down."""
-        try:
-            payload = parse_payload(message)
-            command, job_id = payload["command"], str(payload.get("job_id"))
-            execution = Execution(str(payload.get("execution_id")), job_id, self.connection)
-        except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-            # Anyone can publish here, and an error would end the listening thread.
-            logger.warning("A command that is not one of RQ's was ignored.")
-            return
-        if command == "stop-job":
-            self._on_stop(job_id)
-        elif command == "stop-execution":
-            if scripts.text_of(self.connection.hget(execution.key, "worker_name")) == self.name:
-                self._on_stop(job_id)
-        elif command == "shutdown":
-            self._on_shutdown()
+    def listen(self) -> list[Command]:
+        """Return RQ's next commands, without waiting for any; call `stop_listening` after an error of Redis."""
+        if self.pubsub is None:
+            self.pubsub = self.connection.pubsub(ignore_subscribe_messages=True)
+            self.pubsub.subscribe(self.pubsub_channel_name)
+        # Anyone can publish here, without end.
+        messages = islice(iter(self.pubsub.get_message, None), COMMANDS_AT_ONCE)
+        return [command for message in messages if (command := _command_of(message))]
 
-    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """Listen again after an error of Redis; the thread that renews leases says that Redis is away or refuses."""
-        if not isinstance(exc, redis.RedisError):
-            super()._pubsub_exception_handler(exc, pubsub, pubsub_thread)
-        if pubsub.connection is not None:
-            pubsub.connection.disconnect()  # a refused subscription is made again by the next connection only
-        time.sleep(LISTEN_AGAIN_S)
-
-    def subscribe(self) -> None:
-        """Listen for commands; look every few seconds whether the connection is to be made again."""
-        self.pubsub = self.connection.pubsub()
-        self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload})
-        self.pubsub_thread = self.pubsub.run_in_thread(  # type: ignore[assignment]  # RQ types it as None
-            sleep_time=LOOK_S, daemon=True, exception_handler=self._pubsub_exception_handler
-        )
-
-    def unsubscribe(self) -> None:
-        """Stop listening; RQ asks its thread to end when that waits already, and waits for it for a second."""
-        if self.pubsub_thread is not None:
-            self.pubsub_thread.stop()
-        super().unsubscribe()
+    def stop_listening(self) -> None:
+        """Close the connection for commands: one whose subscription was refused would never get any."""
+        if self.pubsub is not None:
+            self.pubsub.close()
+            self.pubsub = None
 
     def start(self) -> None:
-        """Register in RQ and listen for commands; may be called again after an error of Redis."""
+        """Register in RQ; may be called again after an error of Redis."""
         if self.birth_date is None:
             self.register_birth()
-        if self.pubsub_thread is None:
-            self.subscribe()
         self.set_state(WorkerStatus.IDLE)
 
     def end(self) -> None:
         """Remove the worker from RQ's registries."""
         self.connection.hdel(keys.PAUSES, self.name)
-        self.unsubscribe()
+        self.stop_listening()
         self.register_death()
 
     def maintain(self) -> None:
@@ -318,8 +291,21 @@ class RqWorker(BaseWorker):
         return self.connection.zscore(*active.entry) is not None
 
 
+def _command_of(message: Any) -> Command | None:
+    """Read a command, which anyone may have published; None if it is not for this kind of worker."""
+    try:
+        payload = parse_payload(message)
+        name, job_id, execution_id = (str(payload.get(field) or "") for field in ("command", "job_id", "execution_id"))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        name = ""
+    if name in ("stop-job", "stop-execution", "shutdown"):
+        return Command(name, job_id, execution_id)
+    logger.warning("A command that is not one of RQ's was ignored.")
+    return None
+
+
 def check_rights(connection: redis.Redis) -> None:
-    """Do what a user with the rights of a producer may not, and which RQ's threads would fail at; raise its error.
+    """Do what a user with the rights of a producer may not, and which its threads would fail at; raise its error.
 
     A cluster refuses what names several keys.
     """

@@ -13,7 +13,7 @@ from tests.worker.jobs import put
 def test_a_command_asks_redis_few_times(settings, connection, svdq, monkeypatch, command: str, number: int) -> None:
     """At 300 ms, four are 1.2 s; one more where a job has ended or waits outside of the queues."""
     put(connection, "a", "b", "c")
-    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    worker = GroupWorker(connection)
     worker.start()
     assert [active.rq_job.id for active in worker.take()[0]] == ["a"]
     save(connection, rank(0, intake=IntakeStatus(worker=worker.name, in_flight=("a",))), rank(1))
