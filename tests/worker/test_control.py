@@ -199,7 +199,7 @@ def test_all_hosts_are_freed_until_resume(site, svdq: Cli) -> None:
 def test_jobs_in_flight_stop_at_their_next_step(site, until) -> None:
     """By our command, by RQ's stop commands, and by RQ's plain cancel, which sends no command; the others go on."""
     group = site.start(3, model=SIMULATED)
-    jobs = [site.submit(steps=300) for _ in range(4)]
+    jobs = [site.submit(steps=1000) for _ in range(4)]
     after = site.submit(steps=4)
     until(lambda: site.states(jobs).count("started") >= 4)
     canceled = site.run("svdq", "cancel", jobs[1])
