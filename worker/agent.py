@@ -118,6 +118,15 @@ def import_for_ranks(run_dir: Path, num_ranks: int) -> None:
             check_installation([family.layouts[model.layout]])
 
 
+def must_use_gpus(run_dir: Path) -> bool:
+    """Return whether the ranks of a run may not use processors instead of GPUs."""
+    with contextlib.suppress(Exception):  # the ranks say why
+        from svdq.worker.config import read_config
+
+        return read_config(run_dir).rank.device == "cuda"
+    return False
+
+
 def main() -> None:
     """Run torchrun with the arguments of this process, as `GroupProcess` gives them."""
     os.environ[PARENT_PID] = str(os.getpid())
@@ -125,7 +134,8 @@ def main() -> None:
     socket.getfqdn = lambda name="": name or socket.gethostname()
     os.environ[ASK_NVML] = "1"  # diffusers looks while it is imported, and torchrun before it starts ranks
     options = dict(itertools.pairwise(sys.argv))
-    import_for_ranks(Path(options["--run-dir"]), int(options["--nproc-per-node"]))
+    run_dir = Path(options["--run-dir"])
+    import_for_ranks(run_dir, int(options["--nproc-per-node"]))
     import torch
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
@@ -134,7 +144,8 @@ def main() -> None:
     # It ends when its ranks have ended, and by no signal: where a supervisor signals every process, it would kill
     # them, with a traceback.
     api._terminate_process_handler = lambda *_: None
-    start = partial(ForkedRank, may_use_gpus=torch.cuda.is_available())
+    # Where CUDA finds no driver, torch says so in a program, and not in a fork.
+    start = partial(ForkedRank, may_use_gpus=torch.cuda.is_available() or must_use_gpus(run_dir))
     SubprocessHandler._popen = lambda _, args, env: start(args, env)  # type: ignore[assignment,method-assign,return-value]
     gc.freeze()
     gc.enable()
