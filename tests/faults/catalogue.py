@@ -57,7 +57,7 @@ CAMPAIGNS = {
     "kill-all": Campaign(run=kills.kill_all),
     "pause-free": Campaign(run=kills.pause_free, num_jobs=60),
     "chains": Campaign(run=chains.chains, num_jobs=60),
-    "bits": Campaign(run=bits.bits, num_jobs=4),
+    "bits": Campaign(run=bits.bits, num_jobs=3),
     "redis-kill": Campaign(run=redis_away.redis_kill),
     "redis-embedded": Campaign(run=redis_away.redis_embedded),
     "redis-pause": Campaign(run=redis_away.redis_pause),

@@ -15,6 +15,7 @@ where, FAULTS_FOLDER names a folder through which the harness counts and control
 - `device`: ranks take the names in CUDA_VISIBLE_DEVICES for GPUs and compute on processors; a GPU fails for good, for
   its rank and for the launcher's test, while there is a file of its name; the rank dies, or waits in the kernel if that
   is a named pipe;
+- `often`: a rank saves a video after each five seconds of denoising;
 - `memory`: ranks take the names in CUDA_VISIBLE_DEVICES for GPUs and compute on processors; while there is a file
   `taken`, another program has most of their memory, and steps run out of it; a file `load` has the next load do so;
 - `clock`: the wall clock of all processes, the launcher included, is shifted by the seconds in the file `offset`.
@@ -38,6 +39,7 @@ HALF_A_LOAD_S = 0.1  # seconds of a load before a kill during it
 #: A kill in a phase of a job strikes at this visit. The suspects of the kill before come first, and a job that is
 #: struck twice would rightly be set aside.
 PHASE_VISITS = 4
+KEEP_EVERY_S = 5.0  # seconds of denoising after which a video is saved where that happens often
 POISON_FRAMES = 3  # frames of a poisoned video; all others have another number
 
 
@@ -322,6 +324,10 @@ def _install(where: str, folder: Path) -> None:
             _wrap(local, "publish", before=functools.partial(_refuse, folder))
         case "slow":
             _wrap(local, "publish", before=functools.partial(_dawdle, folder))
+        case "often":
+            from svdq.pipeline.loop.stage import Stage
+
+            Stage.__init__.__kwdefaults__["keep_every_s"] = KEEP_EVERY_S
         case "device":
             _break_devices(folder)
         case "memory":
