@@ -14,27 +14,39 @@ from safetensors.torch import save_file
 
 #: What spandrel imports of torchvision, for architectures that no test has: its wheels do not load beside all of torch.
 _STUB = "InterpolationMode = rotate = normalize = None\n"
+#: transformers, which is imported before spandrel, would use all of a torchvision that it finds.
+_ONLY_FOR_SPANDREL = """
+import importlib.machinery, sys
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "torchvision" and "spandrel" in sys.modules:
+            return importlib.machinery.PathFinder.find_spec(name, [{folder!r}])
+
+sys.meta_path.append(Finder)
+"""
 
 
 def write_torchvision(folder: Path) -> Path:
-    """Write a stand-in for torchvision; return the folder to import it from."""
-    package = folder / "torchvision" / "transforms"
+    """Write a stand-in for torchvision; return the folder whose `sitecustomize` has spandrel import it."""
+    package = folder / "stub" / "torchvision" / "transforms"
     package.mkdir(parents=True)
     for file in (package.parent / "__init__.py", package / "__init__.py"):
         file.touch()
     (package / "functional.py").write_text(_STUB)
+    (folder / "sitecustomize.py").write_text(_ONLY_FOR_SPANDREL.format(folder=str(folder / "stub")))
     return folder
 
 
 @contextmanager
 def torchvision(folder: Path) -> Iterator[None]:
     """Import spandrel with a stand-in for torchvision, which other libraries do not find afterwards."""
-    sys.path.insert(0, str(write_torchvision(folder)))
+    sys.path.insert(0, str(write_torchvision(folder) / "stub"))
     try:
         importlib.import_module("spandrel")
         yield
     finally:
-        sys.path.remove(str(folder))
+        sys.path.remove(str(folder / "stub"))
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
 

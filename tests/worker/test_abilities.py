@@ -1,7 +1,12 @@
 """A job that a group cannot make is left to one that can, in its place; or fails, or waits, if there is none."""
 
 import json
+import os
+import re
+import shutil
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import redis
@@ -14,12 +19,17 @@ from svdq.producer.status.estimates import NOT_ABLE
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.snapshot import estimate
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.entries import Entry
+from svdq.producer.submitting.submission import submit
 from svdq.worker.ability import READ, Ability
 from svdq.worker.memory_plan import RankInfo
 from svdq.worker.queue.group_worker import GroupWorker
 from tests.conftest import Cli
+from tests.faults.group import Group
+from tests.pipeline.models.wan_files import write_model_file
+from tests.pipeline.models.weights.test_job_loras import choices, save_loras
 from tests.queued import WanJob, enqueue
 from tests.ranks import rank, save
 from tests.waiting import wait_until
@@ -197,3 +207,150 @@ def test_a_burst_leaves_what_only_another_worker_can_make_and_says_so(site: Site
     site.start(1, **upscaler)
     [done] = site.wait([upscaled])
     assert done.status == "finished"
+
+
+# Workers whose memory, files, models and versions differ.
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = ("--memory-limit", "200MB")  # tiny Wan makes 64x64 with it, and not 416x288
+#: What a small worker of Wan says that a job of each kind waits for.
+LEFT = {
+    "too large": r"[\d.]+ MB of memory",
+    "upscaled": "an upscaler",
+    "lora": "the LoRA both",
+    "newer": "a newer svdq",
+    "ltx": "a model of LTX-2",
+}
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder to import a newer svdq from, in which videos of Wan have one parameter more."""
+    folder = tmp_path_factory.mktemp("newer")
+    for name in ("cli", "pipeline", "producer", "worker"):
+        shutil.copytree(ROOT / name, folder / "svdq" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    family = folder / "svdq" / "pipeline" / "models" / "wan" / "family.py"
+    before, seed, after = family.read_text().partition("    seed: Seed\n")
+    field = 'Field(default=0.0, exclude_if=not_, title="Sharpness", description="Sharpness")'
+    family.write_text(f"{before}{seed}    sharpness: float = {field}\n{after}")
+    return folder
+
+
+@dataclass
+class Kinds:
+    """Jobs that a small worker of Wan cannot make, and the workers that can."""
+
+    site: Site
+    gguf: Path  # a model file with transformers in GGUF
+    ltx: Path
+    loras: Path
+    environment: dict[str, str]  # of the newer version, with an upscaler
+
+    def submit(self, kind: str, owner: str = "") -> str:
+        """Submit a job of a kind, for an owner; return its id."""
+        if kind == "newer":
+            flags = "--family wan --frames 5 --steps 4 --size 64x64 --format png --sharpness 0.5 --force --json"
+            environment = self.environment | {"SVDQ_OWNER": owner}
+            made = self.site.run("svdq", "submit", self.site.photo, *flags.split(), **environment)
+            assert made.returncode == 0, made.stderr
+            return str(json.loads(made.stdout)["id"])
+        asked = {
+            "fits": {},
+            "too large": {"width": 416, "height": 288},
+            "upscaled": {"upscale": "2"},
+            "lora": {"loras": choices("both:0.5", self.loras)},
+            "gguf": {"model": "mine"},
+            "ltx": {"family": "ltx", "frames": 9, "steps": None},
+        }
+        wan = {"family": "wan", "prompt": "x", "frames": 5, "steps": 4, "width": 64, "height": 64, "formats": ("png",)}
+        settings = self.site.settings.model_copy(update={"owner": owner})
+        return submit(settings, [self.site.photo], Draft(**wan | asked[kind]), force=True)[0].id
+
+    def wait_until_left(self, kind: str, job_id: str, small: Group) -> None:
+        """Wait until a job says what it waits for by the word of a small worker; LTX-2's may have left it before."""
+        wait_until(lambda: re.fullmatch(LEFT[kind], self.site.view(job_id).waits_for), lambda: small.text)
+
+    def start_newer(self) -> Group:
+        """Start a worker of the newer version, which makes all kinds but LTX-2."""
+        return self.site.start(1, model=str(self.gguf), SVDQ_LORAS=str(self.loras), **self.environment)
+
+
+@pytest.fixture
+def kinds(site: Site, wide_wan: Path, tiny_ltx: Path, newer: Path, upscaler: dict[str, str], tmp_path: Path) -> Kinds:
+    gguf, loras = tmp_path / "gguf", tmp_path / "loras"
+    gguf.mkdir()
+    loras.mkdir()
+    save_loras(loras, wide_wan)
+    file = write_model_file(gguf, wide_wan, "Q4_K.gguf", lora=False)
+    environment = upscaler | {"PYTHONPATH": f"{newer}{os.pathsep}{upscaler['PYTHONPATH']}"}
+    return Kinds(site=site, gguf=file, ltx=tiny_ltx, loras=loras, environment=environment)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)  # five workers start, three of them one after the other
+def test_six_kinds_of_jobs_end_on_workers_that_can_make_them_though_these_are_killed(
+    kinds: Kinds, tiny_wan: Path
+) -> None:
+    site = kinds.site
+    ltx = site.start(1, model=str(kinds.ltx), wait=False)
+    newer = kinds.start_newer()
+    wait_until(lambda: site.connection.zcard(keys.ABILITIES) == 2, lambda: newer.text + ltx.text)
+    newer.kill_all()
+    jobs = {owner: {kind: kinds.submit(kind, owner) for kind in (*LEFT, "gguf", "fits")} for owner in ("ana", "ben")}
+    small = site.start(1, *SMALL, model=str(tiny_wan))
+    fitting = [of_owner.pop("fits") for of_owner in jobs.values()]
+    site.wait(fitting)
+    for of_owner in jobs.values():
+        site.wait([of_owner["ltx"]])
+        for kind in LEFT.keys() - {"ltx"}:
+            kinds.wait_until_left(kind, of_owner[kind], small)
+
+    killed = kinds.start_newer()
+    in_turn = [of_owner[kind] for kind in LEFT if kind != "ltx" for of_owner in jobs.values()]
+    wait_until(lambda: any(site.view(job_id).step for job_id in in_turn), lambda: killed.text)
+    killed.kill_all()
+    assert set(site.states(in_turn)) & {"queued", "started"}
+    able = kinds.start_newer()
+    for job_id in (*in_turn, *(of_owner["gguf"] for of_owner in jobs.values())):
+        [done] = site.wait([job_id])
+        assert done.status == "finished", able.text
+
+    logs = {"small": small.text, "newer": killed.text + able.text, "ltx": ltx.text}
+    for of_owner in jobs.values():
+        makers = {
+            kind: [name for name, text in logs.items() if f"Job {job_id} finished" in text]
+            for kind, job_id in of_owner.items()
+        }
+        assert makers == {kind: ["ltx" if kind == "ltx" else "newer"] for kind in of_owner}
+        assert site.frames(of_owner["too large"]).shape == (5, 288, 416, 3)
+        assert site.frames(of_owner["upscaled"]).shape == (5, 128, 128, 3)
+        assert site.sidecars(of_owner["newer"])[0]["job"]["sharpness"] == 0.5
+        assert site.sidecars(of_owner["gguf"])[0]["job"]["model"] == "mine"
+        assert [each["name"] for each in site.sidecars(of_owner["lora"])[0]["job"]["loras"]] == ["both"]
+    begun = {job_id: site.connection.hget(f"rq:job:{job_id}", "started_at") for job_id in in_turn}
+    assert sorted(in_turn, key=lambda job_id: begun[job_id]) == in_turn
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_no_worker_can_make_fails_with_a_reason_or_waits_as_is_set(
+    kinds: Kinds, tiny_wan: Path, waits: bool
+) -> None:
+    site = kinds.site
+    jobs = {kind: kinds.submit(kind) for kind in (*LEFT, "gguf", "fits")}
+    small = site.start(1, *SMALL, *(["--wait-for-able"] if waits else []), model=str(tiny_wan))
+    site.wait([jobs["fits"]])
+    reasons = {
+        "too large": "416x288 with 5 frames, decoded 1 at a time, needs about ",
+        "upscaled": "The job asks for upscale 2, and this worker has no upscaler",
+        "newer": "Refused: Its parameters are not those of a job of this version of svdq",
+        "ltx": f"The model {tiny_wan} makes videos of Wan, and this one is for LTX-2: start a worker ",
+    }
+    for kind in LEFT:
+        if waits or kind == "lora":
+            kinds.wait_until_left(kind, jobs[kind], small)
+        else:
+            [view] = site.wait([jobs[kind]])
+            assert view.status == "failed"
+            assert (view.error or "").startswith(reasons[kind]), view.error
+    assert site.states([jobs["gguf"]]) == ["queued"]
