@@ -149,7 +149,10 @@ def main() -> None:
     SubprocessHandler._popen = lambda _, args, env: start(args, env)  # type: ignore[assignment,method-assign,return-value]
     gc.freeze()
     gc.enable()
-    torchrun()
+    try:
+        torchrun()
+    finally:
+        gc.unfreeze()  # nanobind's modules, as Triton is, print what is frozen at the end as leaked
 
 
 if __name__ == "__main__":

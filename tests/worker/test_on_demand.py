@@ -52,8 +52,8 @@ def test_ranks_end_while_there_is_no_job_and_start_for_the_next_one(site, until,
     assert "cuda" not in maps
     assert launcher.memory_info().rss < 60 << 20
 
+    until(lambda: take(site.connection).worker_state == "running")
     snapshot = take(site.connection)
-    assert snapshot.worker_state == "running"
     (resting,) = snapshot.groups
     assert resting.is_whole
     assert [(rank.activity, rank.rss_bytes) for rank in resting.ranks] == [("asleep", 0)] * 2

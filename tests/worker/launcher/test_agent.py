@@ -19,6 +19,7 @@ def look():
 if "svdq.worker.agent" in sys.orig_argv:
     import torch
     torch.cuda.is_available = look
+    torch.cuda._device_count_nvml = lambda: 1  # where there is a GPU, there is NVML
 """
 USED = """
     os.register_at_fork(after_in_child=forget_the_gpu)
