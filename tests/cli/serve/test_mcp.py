@@ -141,7 +141,8 @@ def tracks(path: Path) -> dict[str, int]:
 
 @pytest.mark.skipif(shutil.which("ffprobe") is None, reason="ffprobe is not installed")
 def test_an_agent_gets_videos_with_sound(serve: Serve, svdq: Cli, tiny_ltx: Path, photo: Path, tmp_path: Path) -> None:
-    server = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_MODEL=str(tiny_ltx))
+    worker = ("--with-worker", "--", "--ranks", "1", "--device", "cpu")
+    server = serve("--port", "0", *worker, SVDQ_MODEL=str(tiny_ltx))
     token = json.loads(svdq("serve", "token", "add", "ana", "--json").stdout)["token"]
     made: dict[str, str] = {}  # owners by video
 
