@@ -130,7 +130,7 @@ def link_deleted(arena: Arena) -> None:
         arena.jobs[second_of[view.id]] = Expected(
             states=("failed",), reason=f"`svdq retry --force {view.id}` renders both"
         )
-    arena.tally.num_faults += max(1, len(away))
+    arena.tally.num_faults += 1 + len(away)  # the kill, and each video, which is published again when it is back
     arena.tally.notes.append(f"the videos of {len(away)} links were away")
     arena.start()
     wait_until(arena.all_ended, "all have ended")
