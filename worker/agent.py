@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from svdq.producer.processes import PARENT_PID, die_with_parent
 from svdq.worker import __main__ as rank_program  # before torch, whose import it prepares
+from svdq.worker.config import RunConfig, read_config
 
 POLL_S = 0.05  # seconds between looks at a rank that is to end
 #: "1": torch asks NVML whether there are GPUs. If it asks CUDA, the forks of this process cannot use them.
@@ -97,34 +98,22 @@ def _become_rank(command: tuple[str, ...], follow_parent: Callable[[], None] | N
         os._exit(1)
 
 
-def import_for_ranks(run_dir: Path, num_ranks: int) -> None:
-    """Import what the ranks of a run need. What cannot be imported is left to them: they say why."""
-    with contextlib.suppress(Exception):
-        from svdq.pipeline.models.families import family_named
-        from svdq.worker import rank  # noqa: F401
-        from svdq.worker.config import read_config
-        from svdq.worker.startup import prepare_compiling
+def import_for_ranks(run: RunConfig, num_ranks: int) -> None:
+    """Import what the ranks of a run need."""
+    from svdq.pipeline.models.families import family_named
+    from svdq.worker import rank  # noqa: F401
+    from svdq.worker.startup import prepare_compiling
 
-        run = read_config(run_dir)
-        if run.rank.compile != "off":
-            prepare_compiling(run.settings.home, num_ranks)
-        model = run.model
-        if model.family is not None and model.layout is not None:
-            from svdq.pipeline.models.family import imported
-            from svdq.pipeline.models.weights.components import check_installation
+    if run.rank.compile != "off":
+        prepare_compiling(run.settings.home, num_ranks)
+    model = run.model
+    if model.family is not None and model.layout is not None:
+        from svdq.pipeline.models.family import imported
+        from svdq.pipeline.models.weights.components import check_installation
 
-            family = family_named(model.family)
-            imported(family.model)
-            check_installation([family.layouts[model.layout]])
-
-
-def must_use_gpus(run_dir: Path) -> bool:
-    """Return whether the ranks of a run may not use processors instead of GPUs."""
-    with contextlib.suppress(Exception):  # the ranks say why
-        from svdq.worker.config import read_config
-
-        return read_config(run_dir).rank.device == "cuda"
-    return False
+        family = family_named(model.family)
+        imported(family.model)
+        check_installation([family.layouts[model.layout]])
 
 
 def main() -> None:
@@ -134,8 +123,11 @@ def main() -> None:
     socket.getfqdn = lambda name="": name or socket.gethostname()
     os.environ[ASK_NVML] = "1"  # diffusers looks while it is imported, and torchrun before it starts ranks
     options = dict(itertools.pairwise(sys.argv))
-    run_dir = Path(options["--run-dir"])
-    import_for_ranks(run_dir, int(options["--nproc-per-node"]))
+    must_use_gpus = False
+    with contextlib.suppress(Exception):  # what cannot be read or imported is left to the ranks: they say why
+        run = read_config(Path(options["--run-dir"]))
+        must_use_gpus = run.rank.device == "cuda"
+        import_for_ranks(run, int(options["--nproc-per-node"]))
     import torch
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
@@ -145,7 +137,7 @@ def main() -> None:
     # them, with a traceback.
     api._terminate_process_handler = lambda *_: None
     # Where CUDA finds no driver, torch says so in a program, and not in a fork.
-    start = partial(ForkedRank, may_use_gpus=torch.cuda.is_available() or must_use_gpus(run_dir))
+    start = partial(ForkedRank, may_use_gpus=torch.cuda.is_available() or must_use_gpus)
     SubprocessHandler._popen = lambda _, args, env: start(args, env)  # type: ignore[assignment,method-assign,return-value]
     gc.freeze()
     gc.enable()
