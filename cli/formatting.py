@@ -105,12 +105,12 @@ def condition_reason(condition: "Condition") -> str:
     return f"{condition.reason} (since {clock(condition.since)}, tried {times})"
 
 
-def webhooks_sentence(outbox: "Outbox") -> str:
-    """Say how many webhooks are not accepted, since when, and why; "" if none is refused."""
+def webhook_sentences(outbox: "Outbox") -> list[str]:
+    """Say how many webhooks are not accepted, since when, and why; nothing if none is refused."""
     if not outbox.refusal or outbox.oldest_at is None:
-        return ""
+        return []
     waiting = f"{count(outbox.num_waiting, 'webhook')} not accepted, the oldest since {clock(outbox.oldest_at)}"
-    return f"{waiting}: the last attempt {outbox.refusal}."
+    return [f"{waiting}: the last attempt {outbox.refusal}."]
 
 
 def sentence_of_workers(state: "WorkerState") -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from svdq.cli.formatting import clock, condition_sentence, describe, sentence_of_workers, table, webhooks_sentence
+from svdq.cli.formatting import clock, condition_sentence, describe, sentence_of_workers, table, webhook_sentences
 from svdq.producer.keys import STATUSES
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import GroupStatus, RankStatus
@@ -68,7 +68,7 @@ def compose(
     yield ((printable(_forecast(snapshot)), ""), ("  q quits" if is_live else "", "dim"))
     warnings = [f"{outage} This is the last known state."] if outage else []
     conditions = (condition_sentence(*each) for each in snapshot.conditions)
-    webhooks = filter(None, [webhooks_sentence(snapshot.outbox)])
+    webhooks = webhook_sentences(snapshot.outbox)
     for sentence in (*warnings, *map(str, snapshot.pauses), *conditions, *snapshot.failed_gpus, *webhooks):
         yield ((printable(sentence), "bold yellow"),)
     yield from blank

@@ -14,7 +14,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from svdq.cli.formatting import condition_reason, named, webhooks_sentence
+from svdq.cli.formatting import condition_reason, named, webhook_sentences
 from svdq.cli.serve.access import ServeOptions
 from svdq.cli.serve.api_errors import ApiError, RedisAwayError, without_folders
 from svdq.cli.serve.backend import FRESH_S, Shared
@@ -228,7 +228,7 @@ def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None)
         sentences.append(f"{MAX_GROUPS} of {len(snapshot.groups):,} groups are shown; `svdq status` lists all.")
     for rank, condition in snapshot.conditions:
         sentences.append(f"{condition.effect} on {rank.host}: {condition_reason(condition)}")
-    sentences += [*snapshot.failed_gpus, *filter(None, [webhooks_sentence(snapshot.outbox)])]
+    sentences += [*snapshot.failed_gpus, *webhook_sentences(snapshot.outbox)]
     if disk and disk["free"] < LOW_DISK_BYTES:
         sentences.append(
             f"The disk is nearly full: {disk['free'] / 1e9:.1f} GB are free. Remove old videos with `svdq prune`."

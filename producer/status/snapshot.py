@@ -153,6 +153,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
         registries.read_several_owners(),
         reading_outbox(),
     )
+    num_finished, num_failed = ended
     in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
     computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
     known, parameters, after = ask(
@@ -182,8 +183,8 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
         waiting=waiting,
         pauses=tuple(reasons),
         outbox=outbox,
-        finished_last_hour=ended[0],
-        failed_last_hour=ended[1],
+        finished_last_hour=num_finished,
+        failed_last_hour=num_failed,
         videos_per_hour=rate * 3600 if rate else None,
         has_several_owners=several,
         estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, no_group),
