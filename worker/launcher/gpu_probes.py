@@ -14,7 +14,7 @@ LOOK_S: Final = 5.0  # seconds between two looks at that
 
 
 class GpuProbes:
-    """Computes a little on each GPU, in threads, since one that has failed may not answer for long."""
+    """Computes a little on each GPU, in threads, since one that has failed may take long to answer."""
 
     def __init__(self, devices: Sequence[str], running_pids: Callable[[], Mapping[int, int]]) -> None:
         """Test nothing yet; `devices` are as in CUDA_VISIBLE_DEVICES, `running_pids` returns those of the ranks."""
@@ -25,7 +25,7 @@ class GpuProbes:
         self._look_at = 0.0
 
     def failed(self, *, is_due: bool) -> Mapping[str, str] | None:
-        """Return why GPUs have failed, by GPU, as often as it is asked until `end`; None during a test and without one.
+        """Return why GPUs have failed, by GPU, the same until `end`; None while a test runs, and if there is none.
 
         A test begins when it `is_due`, or when a rank hangs.
         """

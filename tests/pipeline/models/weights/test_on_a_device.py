@@ -1,6 +1,6 @@
 """Models compute where they are put, however their weights are stored, on a device that has no host memory.
 
-torch's meta device stands in for a GPU: it computes nothing, and rejects tensors left in host memory.
+They run on torch's meta device in place of a GPU: it computes nothing, but raises an error for tensors in host memory.
 """
 
 from pathlib import Path
