@@ -3,7 +3,7 @@
 Each task writes its figures into results.json and results.md, a table, in the scratch folder; the output of all
 commands is in log.txt and log-*.txt. A task that fails is a row that says why, and the others continue. `--total-s` is
 for a machine that is available for minutes: the same command again goes on where the last one ended. With 40 GB of
-weights and 15 GB of others for a while, DIR needs 64 GB. gpu_checks/wheels.txt is for a machine without network.
+weights and 15 GB of others for a while, DIR needs 64 GB. gpu_checks/offline.sh is for a machine without network.
 """
 
 import argparse
