@@ -58,6 +58,11 @@ class Decoder:
         self._reserve = reserve
         self._is_stopped = is_stopped
 
+    def start(self) -> None:
+        """Have a process that has started and waits for a photo; raises StoppedError."""
+        with contextlib.suppress(InputError):  # the next photo finds out, too
+            self._ask("start", BytesIO(), PREPARE_S, "The photo")
+
     def check(self, photo: BinaryIO, path: Path, max_pixels: int, cpu_s: float = CHECK_S) -> Photo:
         """Do `check_data` with an open file; raises as it does, and TooSlowError and StoppedError."""
         found, _ = self._ask("check", photo, cpu_s, f"The photo {str(path)!r}", path=str(path), max_pixels=max_pixels)

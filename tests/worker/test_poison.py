@@ -1,5 +1,7 @@
 """A job that kills its rank, in each of its phases: set aside after few restarts, and no other job fails for it."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,24 @@ from PIL import Image
 
 from tests.faults.arena import INJECTION
 
+#: Has the processes that decode photos wait at a moment while there is a file of its name, and name the rank.
+HOLD = """
+import os, sys, time
+from pathlib import Path
+
+def hold(moment):
+    folder, rank = Path(os.environ["HOLD"]), os.getppid()
+    if (folder / moment).exists():
+        (folder / f"{rank}.{moment}").touch()
+    while (folder / moment).exists() and os.getppid() == rank:
+        time.sleep(0.05)
+
+if "svdq.producer.decoder_process" in sys.orig_argv:
+    hold("start")
+    from svdq.pipeline.media import image
+    prepare_photo = image.prepare_photo
+    image.prepare_photo = lambda *given: (hold("decode"), prepare_photo(*given))[1]
+"""
 POISON_FRAMES = 3  # frames of the poisoned video: what the injection recognizes it by where the photo is not at hand
 
 pytestmark = pytest.mark.long
@@ -41,3 +61,19 @@ def test_a_job_that_kills_its_rank_is_set_aside_and_no_other_is(site, tmp_path: 
     assert where in views[2].error
     assert group.text.count("Ready with") <= 3, "two restarts and no more"
     assert not site.connection.exists("svdq:crashes")
+
+
+@pytest.mark.parametrize(("moment", "status"), [("start", "finished"), ("decode", "failed")])
+def test_a_photo_is_blamed_only_once_it_is_read(site, tmp_path: Path, until, moment: str, status: str) -> None:
+    """Kills that strike while the process for photos starts are not the photo's fault."""
+    (tmp_path / "sitecustomize.py").write_text(HOLD)
+    (tmp_path / moment).touch()
+    group = site.start(1, model="simulated:step_ms=1", PYTHONPATH=str(tmp_path), HOLD=str(tmp_path))
+    job = site.submit()
+    for _ in range(2):
+        [held] = until(lambda: [*tmp_path.glob(f"*.{moment}")], lambda: group.text)
+        os.kill(int(held.stem), signal.SIGKILL)
+        held.unlink()
+    (tmp_path / moment).unlink()
+    [view] = site.wait([job])
+    assert view.status == status, view.error

@@ -57,7 +57,7 @@ class IntakeOptions:
     #: small samples could take the whole queue while its last rank waits for a slow disk.
     max_in_flight: int = 25
     suspects: Sequence[CrashSuspect] = ()  # what ranks of this host were working on when this group crashed
-    #: Called with a job's id; records during a block that the photo of the job is being prepared.
+    #: Called with a job's id; records during a block that what a file of the job holds is read.
     mark_prepare: Callable[[str], AbstractContextManager[object]] = nullcontext
 
 
@@ -102,18 +102,19 @@ class Prefetcher:
             self._away_since = None
         if isinstance(found, JobResult) or not photos:
             return found
-        with self._options.mark_prepare(job_id):
-            note = partial(logger.warning, "Job %s: %s", job_id)
-            size = found.parameters.width, found.parameters.height
-            try:
+        note = partial(logger.warning, "Job %s: %s", job_id)
+        size = found.parameters.width, found.parameters.height
+        try:
+            self._decoder.start()  # takes seconds on a busy machine; a kill meanwhile is not the photo's fault
+            with self._options.mark_prepare(job_id):
                 decoded = [
                     self._decoder.prepare(each, size, asked.job.fit, self._options.max_pixels, note) for each in photos
                 ]
-            except StoppedError as error:
-                raise (RetryStoppedError if self._is_stopped else NoLongerWantedError)(str(error)) from error
-            with contextlib.suppress(Exception):  # raised again when the video is admitted
-                self._options.embed(found.parameters)
-            return replace(found, photo=decoded[0], last_photo=next(iter(decoded[1:]), None))
+                with contextlib.suppress(Exception):  # raised again when the video is admitted
+                    self._options.embed(found.parameters)
+        except StoppedError as error:
+            raise (RetryStoppedError if self._is_stopped else NoLongerWantedError)(str(error)) from error
+        return replace(found, photo=decoded[0], last_photo=next(iter(decoded[1:]), None))
 
     @property
     def condition(self) -> Condition | None:
@@ -146,44 +147,45 @@ class Prefetcher:
     ) -> tuple[Request | JobResult, list[bytes]]:
         """Make one attempt to find files or checkpoint; return the bytes of the photos if there are none."""
         job, request = asked.job, partial(self._request, job_id, asked)
-        with self._options.mark_prepare(job_id):
-            if job.predecessor and not self._storage.exists(job.sidecar_key(job_id)):
-                self._check_before(job)  # first: links that are refused as the first one is would pause the intake
-            try:
-                job = parse_job(job.model_dump() | self._options.complete(job.parameters).model_dump())
-            except InputError as error:
-                raise RefusedError(str(error)) from error
-            except ValidationError as error:
-                reason = first_error(error)["msg"]
-                raise RefusedError(
-                    f"The job does not fit the defaults of the model {self._model.name}: {reason}; choose others."
-                ) from error
-            try:
-                result = find_result(self._storage, self._model, job, job_id, asked.replaced)
-            except UnavailableError as error:
-                if self._storage.exists("inputs"):
-                    self._away_since = time.monotonic()
-                    refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
-                raise
-            if result is not None:
-                return result, []
-            if job.upscale and not self._options.upscales:
-                raise SvdqError(
-                    f"The job asks for upscale {job.upscale}, and this worker has no upscaler: start it with "
-                    "SVDQ_UPSCALER, such as a RealESRGAN model, and `svdq retry` the job, or submit it without upscale."
-                )
-            if job.finishes:
+        if job.predecessor and not self._storage.exists(job.sidecar_key(job_id)):
+            self._check_before(job)  # first: links that are refused as the first one is would pause the intake
+        try:
+            job = parse_job(job.model_dump() | self._options.complete(job.parameters).model_dump())
+        except InputError as error:
+            raise RefusedError(str(error)) from error
+        except ValidationError as error:
+            reason = first_error(error)["msg"]
+            raise RefusedError(
+                f"The job does not fit the defaults of the model {self._model.name}: {reason}; choose others."
+            ) from error
+        try:
+            result = find_result(self._storage, self._model, job, job_id, asked.replaced)
+        except UnavailableError as error:
+            if self._storage.exists("inputs"):
+                self._away_since = time.monotonic()
+                refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
+            raise
+        if result is not None:
+            return result, []
+        if job.upscale and not self._options.upscales:
+            raise SvdqError(
+                f"The job asks for upscale {job.upscale}, and this worker has no upscaler: start it with "
+                "SVDQ_UPSCALER, such as a RealESRGAN model, and `svdq retry` the job, or submit it without upscale."
+            )
+        if job.finishes:
+            with self._options.mark_prepare(job_id):
                 finished = sample_of(self._storage, self._options.codec, self._model, job_id, job)
-                return request(job, resume=finished), []
-            if self._checkpoints is not None:
+            return request(job, resume=finished), []
+        if self._checkpoints is not None:
+            with self._options.mark_prepare(job_id):
                 resume = self._checkpoints.furthest(job_id, job.parameters)
-                if resume is not None and self._has_first_frame(job, resume):
-                    chunk, first_frame = resume.parameters.decode_chunk_size, resume.job.get("first_frame", "")
-                    job = job.model_copy(update={"decode_chunk_size": chunk})
-                    return request(job, resume=resume, first_frame=first_frame), []
-            job = self._options.memory.admit(job)
-            photos = [self._read(job, key, refusals) for key in job.photos]
-            return request(job, first_frame=_digest(photos[0]) if job.predecessor else ""), photos
+            if resume is not None and self._has_first_frame(job, resume):
+                chunk, first_frame = resume.parameters.decode_chunk_size, resume.job.get("first_frame", "")
+                job = job.model_copy(update={"decode_chunk_size": chunk})
+                return request(job, resume=resume, first_frame=first_frame), []
+        job = self._options.memory.admit(job)
+        photos = [self._read(job, key, refusals) for key in job.photos]
+        return request(job, first_frame=_digest(photos[0]) if job.predecessor else ""), photos
 
     def _request(
         self, job_id: str, asked: JobArguments, job: Job, *, resume: Sample | None = None, first_frame: str = ""

@@ -17,9 +17,8 @@ STEPS = 20  # denoising steps of a job; long enough that a fault finds several i
 LEAST_GAP_S, MOST_GAP_S = 0.5, 3.0
 JOBS_A_FAULT = 4  # jobs for each fault: beyond that the rest is left in peace, so that a small campaign is short
 #: Variables of workers whose ranks are killed every few seconds. Two kills in a row that strike a job in the same one
-#: of its 20 steps are then no rarity, and three while its photo is prepared: on a busy machine the start of the
-#: decoder outlasts many a gap. svdq takes them for the job's fault.
-PATIENT = {"SVDQ_MAX_ATTEMPTS": "6"}
+#: of its 20 steps are then no rarity, and svdq takes them for the job's fault; three in a row are rare.
+PATIENT = {"SVDQ_MAX_ATTEMPTS": "3"}
 #: The part of kills of a rank that strike while the group is still recovering from the one before.
 DURING_RECOVERY = 0.25
 
