@@ -152,4 +152,4 @@ def plan(
     if step_ms is None and step is None:
         echo("No time of a step on such a GPU is known; give one with --step-ms.")
     elif step_ms is None and step is not None:
-        echo(f"Times are by steps of {step.step_s:g} s ({step.source}). No GPU has confirmed them, or the memory.")
+        echo(f"Times are by steps of {step.step_s:g} s ({step.source}). No night has confirmed them, or the memory.")

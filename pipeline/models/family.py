@@ -92,7 +92,7 @@ class FolderLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedStep:
-    """The time of a step of a model's default video, with guidance, as somebody has published it."""
+    """The time of a step of a model's default video, with guidance: published by others, or measured."""
 
     gpu: str  # part of the card's name, as the driver has it
     gpu_gb: int  # its memory in GB of 2^30 bytes

@@ -55,7 +55,7 @@ def test_a_rank_knows_the_published_time_of_a_step_on_its_gpu() -> None:
     a14b = {"base": "Wan-AI/Wan2.2-I2V-A14B-Diffusers"}
     preset = ModelInfo(name="wan2.2-4step", notice="", made_of=a14b)
     assert published_step_s(preset, "NVIDIA GeForce RTX 4090") == 30.5
-    assert published_step_s(ModelInfo(name=a14b["base"], notice=""), "NVIDIA H100 80GB HBM3") == 9.77
+    assert published_step_s(ModelInfo(name=a14b["base"], notice=""), "NVIDIA H100 80GB HBM3") == 6.78
     assert published_step_s(preset, "NVIDIA RTX A5000") is None
     assert published_step_s(preset, "") is None
     assert published_step_s(ModelInfo(name="/models/mine", notice=""), "NVIDIA GeForce RTX 4090") is None

@@ -107,7 +107,7 @@ MODELS = {
         facts=PUBLISHED | {"num_frames": frames},
         num_weights=_NUM_WEIGHTS,
         stored=dict.fromkeys(_NUM_WEIGHTS, 2),
-        steps=(PublishedStep(gpu="H100", gpu_gb=80, step_s=0.764 * frames / 25, source="SVD-XT in diffusers"),),
+        steps=(PublishedStep(gpu="H100", gpu_gb=80, step_s=0.663 * frames / 25, source="svdq, SVD-XT in float16"),),
     )
     for name, frames in {"img2vid": 14, "img2vid-xt": 25, "img2vid-xt-1-1": 25}.items()
 }
