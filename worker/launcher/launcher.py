@@ -35,8 +35,8 @@ from svdq.producer.threads import beside
 from svdq.worker import run_folder
 from svdq.worker.config import RankConfig, RunConfig, check_ranks, free_host_bytes
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
+from svdq.worker.launcher.group_process import STOP_START_S, GroupProcess
 from svdq.worker.launcher.resting import resting_groups
-from svdq.worker.launcher.torchrun import STOP_START_S, GroupProcess
 from svdq.worker.outages import connect
 
 logger = logging.getLogger(__name__)

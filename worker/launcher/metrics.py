@@ -19,7 +19,7 @@ from svdq.producer.status.ranks import RankStatus
 from svdq.producer.status.snapshot import Snapshot, take
 
 if TYPE_CHECKING:
-    from svdq.worker.launcher.torchrun import GroupProcess
+    from svdq.worker.launcher.group_process import GroupProcess
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import Activity, RankStatus, Rest
 from svdq.producer.threads import beside
 from svdq.worker import run_folder
-from svdq.worker.launcher.torchrun import GroupProcess
+from svdq.worker.launcher.group_process import GroupProcess
 from svdq.worker.outages import ConnectionHealth, connect
 
 logger = logging.getLogger(__name__)
