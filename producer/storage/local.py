@@ -19,6 +19,7 @@ from svdq.producer.files import open_regular, temporary_name
 
 FRAME = re.compile(r"frame_\d+\.png")  # names of svdq's own files in a folder of frames
 TEMPORARY = "tmp"  # folder for files being written, below the root so that a rename stays on one file system
+REMOVE_ATTEMPTS = 5  # to remove a folder into which another process writes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +162,20 @@ def _info(key: str, status: os.stat_result) -> FileInfo:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if path.is_dir() and not path.is_symlink():
+    """Remove a file, or a folder also while others write into it or remove from it."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    for attempt in range(REMOVE_ATTEMPTS):
+        try:
             shutil.rmtree(path)
-        else:
-            path.unlink()
+        except FileNotFoundError:  # of a file in it, or of the folder itself
+            pass
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or attempt == REMOVE_ATTEMPTS - 1:
+                raise
+        if not path.exists():
+            return
 
 
 def _unless_missing(error: OSError) -> None:

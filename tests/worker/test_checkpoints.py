@@ -123,6 +123,22 @@ def test_a_job_that_ends_during_a_write_leaves_nothing(tmp_path: Path, caplog: p
     assert not caplog.records
 
 
+def test_jobs_that_end_while_other_ranks_write_leave_nothing(tmp_path: Path) -> None:
+    """A folder is removed whole, though files appear and disappear in it meanwhile."""
+    first, last = store_at(tmp_path), store_at(tmp_path)
+    data = CODEC.encode(sample_at(1))
+    for number in range(50):
+        job_id = f"{number:020x}"
+        first.open(job_id)
+        writer = threading.Thread(target=lambda job_id=job_id: [last.write(job_id, step, data) for step in range(4)])
+        writer.start()
+        while not first.steps(job_id) and writer.is_alive():
+            pass
+        first.clear(job_id)
+        writer.join()
+        assert not (tmp_path / CHECKPOINTS / job_id).exists()
+
+
 @pytest.mark.parametrize(
     "damage",
     [
