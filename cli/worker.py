@@ -40,7 +40,9 @@ from svdq.worker.outages import check_storage
 from svdq.worker.run_folder import check_home
 
 if TYPE_CHECKING:
-    from svdq.worker.launcher.launcher import LaunchOptions  # needs packages of the extra `worker`
+    # They need packages of the extra `worker`.
+    from svdq.worker.launcher.group_process import GroupProcess
+    from svdq.worker.launcher.launcher import LaunchOptions
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +204,8 @@ def _logging(log_format: str) -> Iterator[None]:
 
 def _start(settings: Settings, options: "LaunchOptions", report: Path | None) -> int:
     """Check all that can be checked before any rank starts, then run."""
+    from svdq.worker.launcher.launcher import starting_record
+
     rank = options.rank
     # Not by the types of the options: `svdq deploy` parses them for another user and a later time.
     if report is not None:
@@ -217,9 +221,16 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
 
         ContentCredentials.of(settings)
     _reach_redis(settings, waits=not options.rank.burst and not sys.stderr.isatty())
-    check_home(settings.home)
-    check_storage(settings.storage)
-    gpus = visible_gpus() if rank.device != "cpu" else []
+    groups: list[GroupProcess] = []
+    with starting_record(settings, model, groups):  # what follows may take long, and others are to know of the worker
+        check_home(settings.home)
+        check_storage(settings.storage)
+        return _run(settings, model, _fitted(settings, model, options), report, groups)
+
+
+def _fitted(settings: Settings, model: ResolvedModel, options: "LaunchOptions") -> "LaunchOptions":
+    """Complete the options by what the GPUs and their memory are."""
+    gpus = visible_gpus() if options.rank.device != "cpu" else []
     # Not for the preview: a call of nvidia-smi may take seconds a GPU.
     if gpus and model.layout is not None:
         warn_of_other_programs()
@@ -228,7 +239,7 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
         options = divide(options, settings.model, cards)
     if settings.wait_for_gpu:
         options = replace(options, least_free=partial(least_free, settings, options.rank))
-    return _run(settings, model, options, report)
+    return options
 
 
 def warn_of_other_programs() -> None:
@@ -276,7 +287,13 @@ def divide(options: "LaunchOptions", model: str, cards: Cards) -> "LaunchOptions
     return replace(options, ranks=1, groups=2)
 
 
-def _run(settings: Settings, model: ResolvedModel, options: "LaunchOptions", report: Path | None) -> int:
+def _run(
+    settings: Settings,
+    model: ResolvedModel,
+    options: "LaunchOptions",
+    report: Path | None,
+    groups: "list[GroupProcess]",
+) -> int:
     """Run until the end, print the summary of a burst, and return the exit code."""
     from svdq.worker.launcher.launcher import launch
     from svdq.worker.launcher.notifications import Notifications, exit_code, report_of_run
@@ -284,7 +301,7 @@ def _run(settings: Settings, model: ResolvedModel, options: "LaunchOptions", rep
 
     started_at = datetime.now().astimezone()
     with Notifications(settings) as notifications, Webhooks(settings):
-        ending = launch(settings, model, options)
+        ending = launch(settings, model, options, groups)
         is_shown = options.rank.burst or report is not None
         if not is_shown and not notifications.are_wanted:
             return ending.code

@@ -209,6 +209,45 @@ def test_a_burst_leaves_what_only_another_worker_can_make_and_says_so(site: Site
     assert done.status == "finished"
 
 
+#: Has a rank die when its group is ready, before it has said what it can make, and the next one load for 10 s.
+KILL_FIRST = """
+import os, sys, time
+from pathlib import Path
+
+def after_fork():
+    folder = Path(os.environ["KILLED"])
+    from svdq.worker import startup
+    from svdq.worker.queue.abilities import Abilities
+    if (folder / "killed").exists():
+        open_model = startup.open_model
+        startup.open_model = lambda *given, **named: (time.sleep(10), open_model(*given, **named))[1]
+        return
+    def look(_):
+        while len([*folder.glob("home/**/ready")]) < 2:
+            time.sleep(0.05)
+        (folder / "killed").touch()
+        os.kill(os.getpid(), 9)
+    Abilities.look = look
+
+if "svdq.worker.agent" in sys.orig_argv:
+    os.register_at_fork(after_in_child=after_fork)
+"""
+
+
+@pytest.mark.long
+def test_a_worker_whose_rank_is_killed_in_its_first_second_is_waited_for(
+    site: Site, tiny_model: Path, tmp_path: Path
+) -> None:
+    small = site.start(1, model=str(tiny_model))
+    (tmp_path / "sitecustomize.py").write_text(KILL_FIRST)
+    able = site.start(1, wait=False, PYTHONPATH=str(tmp_path), KILLED=str(tmp_path))
+    wait_until(lambda: (tmp_path / "killed").exists(), lambda: able.text)
+    job = site.submit(family="wan", prompt="x", frames=5)
+    wait_until(lambda: site.view(job).waits_for == "a model of Wan", lambda: small.text)
+    [done] = site.wait([job])
+    assert done.status == "finished", done.error
+
+
 # Workers whose memory, files, models and versions differ.
 
 ROOT = Path(__file__).parent.parent.parent

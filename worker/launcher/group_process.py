@@ -280,11 +280,6 @@ class GroupProcess:
         return self._torchrun is not None and self._torchrun.is_running
 
     @property
-    def is_ready(self) -> bool:
-        """Whether its present or last ranks have been ready for jobs."""
-        return self._torchrun is not None and self._torchrun.is_ready
-
-    @property
     def is_starting(self) -> bool:
         """Whether it is not ready for jobs yet, or again."""
         return self._torchrun is None or self._torchrun.is_starting

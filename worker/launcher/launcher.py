@@ -69,8 +69,11 @@ class Ending:
     until_s: float | None = None  # --until, in seconds since the epoch
 
 
-def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> Ending:
-    """Run groups of ranks until they end; raise an InputError if the settings or the options cannot be used."""
+def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions, groups: list[GroupProcess]) -> Ending:
+    """Run groups of ranks, which it adds to `groups`, until they end.
+
+    Raises an InputError if the settings or the options cannot be used.
+    """
     # Parsed once: a group that is restarted in the morning must not continue until the next one.
     until_s = None
     if options.until is not None:
@@ -106,14 +109,10 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
             rank = rank.model_copy(update={"host_memory": free_host_bytes() // options.groups})
         return before.model_copy(update={"model": found, "rank": rank})
 
-    groups: list[GroupProcess] = []
     with (
         run_folder.parent_folder(settings.home) as parent,
         # Before any rank starts, so that a port that is taken is reported at once.
         _endpoint(settings, options, groups),
-        starting_record(
-            settings, model, lambda: bool(groups) and all(each.is_ready or each.is_resting for each in groups)
-        ),
         resting_groups(settings, model, groups),
     ):
         with session(settings) as connection:
@@ -230,12 +229,12 @@ RENEW_S: Final = 4.0  # less than half of `keys.STARTING_TTL_S`
 
 
 def starting_record(
-    settings: Settings, model: ResolvedModel, is_ready: Callable[[], bool]
+    settings: Settings, model: ResolvedModel, groups: Sequence[GroupProcess]
 ) -> contextlib.AbstractContextManager[None]:
-    """Keep the record of this launcher during a block or until its groups have been ready for RENEW_S, in a thread.
+    """Keep the record of this launcher during a block or until its groups are ready at two looks, in a thread.
 
-    Without a record for a moment, another group would fail a job that only these groups can make: ranks are ready
-    shortly before they say what they can make.
+    `groups` may grow. Without a record for a moment, another group would fail a job that only these groups can make:
+    ranks are ready shortly before they say what they can make, and one may be killed between the two.
     """
     url = server_url(settings)
 
@@ -243,8 +242,11 @@ def starting_record(
         name = f"{socket.gethostname()}:{os.getpid()} {model.family or '-'} {model.name}"
         was_ready = False
         with connect(url) as connection:
-            while not (was_ready or ended.is_set()):
-                was_ready = is_ready()
+            while not ended.is_set():
+                is_ready = bool(groups) and all(each.is_resting or not each.is_starting for each in groups)
+                if is_ready and was_ready:
+                    break
+                was_ready = is_ready
                 with contextlib.suppress(redis.RedisError), connection.pipeline() as pipeline:
                     now, _ = connection.time()
                     pipeline.zadd(keys.STARTING, {name: now + keys.STARTING_TTL_S})

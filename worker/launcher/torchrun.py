@@ -87,11 +87,6 @@ class Torchrun:
         return self._process.returncode is None
 
     @property
-    def is_ready(self) -> bool:
-        """Whether its ranks have been ready for jobs."""
-        return run_folder.last_ready(self.run_dir) is not None
-
-    @property
     def is_starting(self) -> bool:
         """Whether its ranks are not ready for jobs yet, or again."""
         ready = run_folder.last_ready(self.run_dir)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -225,18 +226,31 @@ def test_an_error_found_while_loading_is_printed_once(site, tiny_model: Path, tm
 
 
 def test_a_record_lasts_until_the_groups_are_ready_and_have_said_what_they_can_make(site, until) -> None:
-    with starting_record(site.settings, ResolvedModel(name="preview"), lambda: True):
+    group = SimpleNamespace(is_resting=False, is_starting=False)
+    with starting_record(site.settings, ResolvedModel(name="preview"), [group]):
         until(lambda: ask_one(site.connection, read_workers())[1] == "starting")
         until(lambda: ask_one(site.connection, read_workers())[1] == "none")
-    ready = []
-    with starting_record(site.settings, ResolvedModel(name="preview"), lambda: bool(ready)):
+    group.is_starting = True
+    with starting_record(site.settings, ResolvedModel(name="preview"), [group]):
         until(lambda: ask_one(site.connection, read_workers())[1] == "starting")
         assert 0 < site.connection.ttl(keys.STARTING) <= keys.STARTING_TTL_S
-        ready.append(True)
+        group.is_starting = False
         until(lambda: ask_one(site.connection, read_workers())[1] == "none")
-    with starting_record(site.settings, ResolvedModel(name="preview"), lambda: False):
+    with starting_record(site.settings, ResolvedModel(name="preview"), []):
         until(lambda: ask_one(site.connection, read_workers())[1] == "starting")
     assert ask_one(site.connection, read_workers())[1] == "none"
+
+
+@pytest.mark.long
+def test_a_worker_counts_as_starting_while_it_asks_for_its_gpus(site, until, tiny_model: Path, tmp_path: Path) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: A GPU (UUID: GPU-1)" || { touch "$0.asked"; sleep 60; }')
+    tool.chmod(0o755)
+    path = f"{tool.parent}{os.pathsep}{os.environ['PATH']}"
+    group = site.start(1, "--device", "auto", model=str(tiny_model), wait=False, PATH=path)
+    until(lambda: tool.with_name("nvidia-smi.asked").exists(), lambda: group.text)
+    until(lambda: ask_one(site.connection, read_workers())[1] == "starting", lambda: group.text, patience_s=5)
 
 
 def test_the_record_of_a_killed_launcher_expires(site) -> None:
@@ -247,7 +261,7 @@ def test_the_record_of_a_killed_launcher_expires(site) -> None:
 
 def test_the_model_that_a_worker_loads_decides_what_photos_are_for(site, until) -> None:
     loading = ResolvedModel(name="Wan-AI/Wan2.2-I2V-A14B-Diffusers", family="wan")
-    with starting_record(site.settings, loading, lambda: False):
+    with starting_record(site.settings, loading, []):
         until(lambda: expected_model(site.settings) == replace(published_model("wan"), name=loading.name))
     assert expected_model(site.settings) is None
 
