@@ -208,23 +208,20 @@ class ComponentLoader:
 
     def load(self, component: str, device: torch.device, keeping: Keeping | None = None) -> Any:
         """Load one component; raises InputError if a weight is missing."""
-        import diffusers
-        import transformers
-
         kind = self.class_of(component)
         is_changed = component in self.model.weights or any(lora.component == component for lora in self.model.loras)
         if is_changed or (keeping is not None and keeping.quantizes) or is_rounded(self._files(component)):
             return self._assemble(kind, component, device, keeping)
         variant = "fp16" if is_half(self._files(component)[0].name) else None
-        arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
-        if device.type != "cpu":
-            arguments["device_map"] = {"": device}
-        # Both libraries renamed the argument and warn about the old name.
-        renamed = hasattr(diffusers.utils, "_resolve_dtype")
-        if issubclass(kind, transformers.PreTrainedModel):
-            renamed = int(transformers.__version__.partition(".")[0]) >= 5
-        arguments["dtype" if renamed else "torch_dtype"] = self.dtype_of(component)
-        model, loading = kind.from_pretrained(self.path / component, output_loading_info=True, **arguments)
+        model, loading = kind.from_pretrained(
+            self.path / component,
+            output_loading_info=True,
+            variant=variant,
+            dtype=self.dtype_of(component),
+            use_safetensors=True,
+            local_files_only=True,
+            **({"device_map": {"": device}} if device.type != "cpu" else {}),
+        )
         self._check_complete(component, loading["missing_keys"])
         return model
 
