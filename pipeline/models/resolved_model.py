@@ -26,7 +26,6 @@ class Timings(BaseModel):
     step_ms: float = Field(50.0, ge=0)
     encode_ms: float = Field(0.0, ge=0)
     decode_ms: float = Field(0.0, ge=0)
-    warm_ms: float = Field(0.0, ge=0)  # milliseconds of the first use of a shape
     load_ms: float = Field(0.0, ge=0)  # milliseconds of loading a set of components, in rounds
     #: Two experts, each of which does some of the steps: 15+25 of 40, and of other numbers in proportion.
     segments: Annotated[tuple[int, int], BeforeValidator(_parsed)] | None = None

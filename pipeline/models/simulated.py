@@ -68,10 +68,6 @@ class SimulatedModel(VideoModel):
         """Return the segments of the simulated experts, which do the steps of any family."""
         return self._timings.segments_of(parameters.steps)
 
-    def warm_up(self, parameters: VideoParameters) -> None:
-        self._clock_s = time.perf_counter()
-        self._sleep(self._timings.warm_ms)
-
     def hold(self, components: str) -> None:
         """Sleep for `load_ms`; the decoder, a small model, has come with the encoders."""
         if components != DECODER:
