@@ -18,8 +18,7 @@ from svdq.producer.status.ranks import Condition, Rest
 from svdq.producer.text import count
 from svdq.worker import run_folder
 from svdq.worker.config import RunConfig
-from svdq.worker.launcher.gpu_probes import GpuProbes
-from svdq.worker.launcher.gpu_wait import AGAIN_S, MemoryWatch
+from svdq.worker.launcher.gpu_watch import AGAIN_S, GpuProbes, MemoryWatch
 from svdq.worker.launcher.gpus import title
 from svdq.worker.launcher.torchrun import Torchrun
 

@@ -9,7 +9,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
-from svdq.worker.launcher.gpu_wait import lack_of_memory
+from svdq.worker.launcher.gpu_watch import lack_of_memory
 from tests.faults.arena import INJECTION
 from tests.worker.launcher.nvidia_smi import PutNvidiaSmi, nvidia_smi_of
 
