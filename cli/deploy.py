@@ -1,9 +1,12 @@
 """`svdq deploy`: install or remove the systemd units in cli/systemd."""
 
 import importlib.util
+import os
 import pwd
 import re
 import shlex
+import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from svdq.cli.units import (
     Scope,
     config_folder,
     install_files,
+    installed_program,
     remove_units,
     systemctl,
     units_for,
@@ -62,7 +66,7 @@ def systemd(
     Examples:
       svdq deploy systemd --user                              print units for this user
       svdq deploy systemd --user --install --watch ~/inbox
-      sudo svdq deploy systemd --system --install
+      sudo /opt/svdq/bin/svdq deploy systemd --system --install
       svdq deploy systemd --system -- --warmup 1024x576x25    options of svdq worker
       svdq deploy systemd --user --remove
     """
@@ -106,11 +110,28 @@ def systemd(
 
 
 def _system_steps(user: str, paths: Sequence[Path]) -> list[str]:
-    """List the commands that create the user and the folders that systemd does not create."""
+    """List what remains to do for the user, the program and the folders that systemd does not create."""
     home, steps = paths[0], []
     try:
         pwd.getpwnam(user)
     except KeyError:
         steps.append(f"useradd --system --home-dir {shlex.quote(str(home))} --shell /usr/sbin/nologin {user}")
+    if (closed := _closed_folder(user)) is not None:
+        steps.append(f"# {user} cannot enter {closed}: install svdq where it can, such as in /opt/svdq, first")
     missing = [path for path in paths if path != SYSTEM_HOME and not path.is_dir()]
     return steps + [f"install -d -o {user} {shlex.quote(str(path))}" for path in missing]
+
+
+def _closed_folder(user: str) -> Path | None:
+    """Return a folder above this svdq or its Python that, by its mode, a user cannot enter; None if there is none."""
+    try:
+        uid = pwd.getpwnam(user).pw_uid
+        groups = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
+    except KeyError:
+        uid, groups = None, []
+    for folder in (*installed_program().parents, *Path(sys.executable).resolve().parents):
+        found = folder.stat()
+        may = stat.S_IXUSR if found.st_uid == uid else stat.S_IXGRP if found.st_gid in groups else stat.S_IXOTH
+        if not found.st_mode & may:
+            return folder
+    return None

@@ -98,7 +98,7 @@ def _environment(settings: "Settings", found: Mapping[str, str]) -> tuple[dict[s
     from svdq.producer.settings import ENV_PREFIX, SECRETS, without_secrets
     from svdq.producer.settings_loader import FILE_NAME, absolute_model
 
-    program = _program()
+    program = installed_program()
     environment = {"PATH": f"{program.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     environment["SVDQ_HOME"] = str(settings.home)
     own_file = str(settings.home / FILE_NAME)  # the services read it themselves
@@ -124,7 +124,8 @@ def _environment(settings: "Settings", found: Mapping[str, str]) -> tuple[dict[s
     return environment, secrets
 
 
-def _program() -> Path:
+def installed_program() -> Path:
+    """Return the path of `svdq`, as services start it; raises InputError without one."""
     scripts = sysconfig.get_path("scripts")
     found = shutil.which("svdq", path=scripts) or shutil.which("svdq")
     if found is None:

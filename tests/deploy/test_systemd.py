@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,23 @@ def test_nothing_is_removed_that_may_not_be(
     refused("svdq-worker.service is not as this svdq writes it")
     assert deploy("--user", "--remove", "--force")[0] == 0
     assert files_in(tmp_path / "config") == []
+
+
+def test_a_program_that_the_user_cannot_enter_is_named(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a private home: the units would fail again and again."""
+    monkeypatch.setattr("svdq.cli.units.config_folder", lambda scope: tmp_path / "etc")
+    monkeypatch.setattr(sys, "executable", "/usr/bin/env")
+    program = tmp_path / "ana" / "venv" / "bin" / "svdq"
+    program.parent.mkdir(parents=True)
+    (tmp_path / "ana").chmod(0o750)
+    monkeypatch.setattr("svdq.cli.deploy.installed_program", lambda: program)
+    code, shown, _ = deploy("--system", "--install")
+    assert code == 0
+    assert f"svdq cannot enter {tmp_path / 'ana'}: install svdq where it can, such as in /opt/svdq" in shown
+    monkeypatch.setattr("svdq.cli.deploy.installed_program", lambda: Path("/usr/bin/env"))
+    assert "cannot enter" not in deploy("--system", "--install")[1]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x\nUser=root", "%i"])
