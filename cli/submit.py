@@ -184,11 +184,11 @@ def batch(settings: "Settings", file: Path, **options: Any) -> int:
     """Submit the photos of a list, each with its own parameters."""
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.connection import time_by_redis
-    from svdq.producer.submitting.model_choice import expected_model
+    from svdq.producer.submitting.model_choice import expect
     from svdq.producer.submitting.photo_requests import read_batch
 
     printing = {name: options.pop(name) for name in PRINTING}
     defaults = read_spec(settings, **options)
     defaults.check()
-    now, model_of = cache(lambda: time_by_redis(settings)), cache(lambda name: expected_model(settings, named=name))
-    return submit_and_print(settings, read_batch(file, now, defaults, model_of), **printing)
+    now, expected = cache(lambda: time_by_redis(settings)), cache(lambda name: expect(settings, named=name))
+    return submit_and_print(settings, read_batch(file, now, defaults, expected), **printing)

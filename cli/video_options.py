@@ -240,21 +240,20 @@ def read_spec(
     """
     from svdq.producer.connection import time_by_redis
     from svdq.producer.submitting.job_spec import JobSpec
-    from svdq.producer.submitting.model_choice import expected_model, running_families
+    from svdq.producer.submitting.model_choice import expect
     from svdq.producer.text import parse_future
 
     drafts = with_defaults_from(like, sweep(draft, sweeps))
     if recorded is not None:
         drafts = tuple(each.with_defaults_from(recorded) for each in drafts)
-    models = {name: expected_model(settings, named=name) for name in dict.fromkeys(each.model for each in drafts)}
-    if len(models) > 1:  # each decides the family of its videos
+    found = {name: expect(settings, named=name) for name in dict.fromkeys(each.model for each in drafts)}
+    if len(found) > 1:  # each decides the family of its videos
+        models = {name: each.model for name, each in found.items()}
         families = {name: model.family.name for name, model in models.items() if model and not model.is_configured}
         drafts = tuple(replace(each, family=each.family or families.get(each.model)) for each in drafts)
-    model = next(iter(models.values())) if len(models) == 1 else expected_model(settings)
     return JobSpec(
         drafts=drafts,
-        model=model,
-        running=() if model else running_families(settings),
+        expected=next(iter(found.values())) if len(found) == 1 else expect(settings),
         at=parse_future(at, "--at", time_by_redis(settings)) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),
         owner=settings.owner,

@@ -37,7 +37,7 @@ from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.entries import Submission
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
-from svdq.producer.submitting.model_choice import expected_model, running_families
+from svdq.producer.submitting.model_choice import expect
 from svdq.producer.submitting.parameters import SEED_BITS
 
 MAX_ENDS = 1000  # ends of pages that are remembered: their jobs may be deleted before the next page is asked for
@@ -176,14 +176,10 @@ async def read_fields(request: Request, fields: Sequence[tuple[str, Any]], base:
     wanted, names = model_in(fields), await models_of(request)
     # Of a model that runs alone, the job is the same as without its name.
     stem = model_stem(wanted) if wanted and len(names) > 1 else None
-    model, running, now = await backend.read(
-        lambda connection: (
-            expected_model(backend.settings, connection, stem),
-            running_families(backend.settings, connection),
-            clock_of(connection),
-        )
+    expected, now = await backend.read(
+        lambda connection: (expect(backend.settings, connection, stem), clock_of(connection))
     )
-    spec = replace(read_request(fields, now, model, base, running), owner=request.state.owner)
+    spec = replace(read_request(fields, now, expected, base), owner=request.state.owner)
     if not wanted:
         return spec
     _find_model(wanted, names, HTTPStatus.BAD_REQUEST)

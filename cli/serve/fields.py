@@ -12,7 +12,7 @@ from typing import Any
 from svdq.cli.serve.api_errors import ApiError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.known_model import NOT_KNOWN, Expected
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.submitting.draft import Draft, as_text, read_draft
 from svdq.producer.submitting.job_spec import JobSpec
@@ -70,15 +70,13 @@ def model_in(fields: Iterable[tuple[str, Any]]) -> str:
 def read_request(
     fields: Iterable[tuple[str, Any]],
     now: datetime,
-    model: KnownModel | None = None,
+    expected: Expected = NOT_KNOWN,
     base: Draft | None = None,
-    running: tuple[str, ...] = (),
 ) -> JobSpec:
     """Read the fields of a request, names with texts or, of JSON, values; but for `model_in`, which the caller checks.
 
-    Times are after `now`, by the clock of Redis; the expected `model` decides the family unless the request does, and
-    where neither does it is one of those that are `running`; `base` has the parameters that the request does not give.
-    Raises ApiError.
+    Times are after `now`, by the clock of Redis; `base` has the parameters that the request does not give. Raises
+    ApiError.
     """
     given = _known(fields)
 
@@ -89,7 +87,7 @@ def read_request(
         return next((name for name, own in names.items() if own == field), as_key(field))
 
     try:
-        return _read(given, now, model, base or Draft(), spell, running)
+        return _read(given, now, expected, base or Draft(), spell)
     except InputError as error:
         raise ApiError(400, str(error), param=spell(error.field) if error.field else None) from error
 
@@ -97,10 +95,9 @@ def read_request(
 def _read(
     given: Mapping[str, Any],
     now: datetime,
-    model: KnownModel | None,
+    expected: Expected,
     base: Draft,
     spell: Callable[[str], str],
-    running: tuple[str, ...],
 ) -> JobSpec:
     texts = {name: as_text("sound" if name in _SWITCHES else name, value, name) for name, value in given.items()}
     own = {name: text.strip() for name, text in texts.items() if name in _OWN}
@@ -111,7 +108,7 @@ def _read(
     if any(sound):
         plain["sound"] = True
     asked = Draft(**({"family": base.family, "last_image": base.last_image} | plain))
-    family = asked.family_for(model, spell, running) or DEFAULT_FAMILY
+    family = asked.family_for(expected, spell) or DEFAULT_FAMILY
     notice = _take_nearest_size(plain, JOBS[family].side_multiple)
     notes: tuple[tuple[str, str], ...] = ()
     if sound and not any(sound) and "sound" in JOBS[family].model_fields:
@@ -124,7 +121,7 @@ def _read(
     _add_guidance_and_frames(plain, own, family, base)
     spec = JobSpec(
         drafts=(base.overridden(Draft(**plain | {"family": family})),),
-        model=model,
+        expected=expected,
         priority=own.get("priority", "default"),
         name=own.get("name"),
         at=_time(own["at"], now) if "at" in own else None,

@@ -7,7 +7,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.known_model import NOT_KNOWN, Expected
 from svdq.pipeline.models.model_name import has_weights
 from svdq.pipeline.models.names.model_names import family_of_model
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
@@ -78,7 +78,7 @@ def fields(family: str, defaults: Mapping[str, Any], loras: Collection[str] = ()
 
 
 def families(running: Mapping[str, str | None], configured: str) -> list[str]:
-    """Return the families whose videos can be made now by the `running_models`, the configured one's first."""
+    """Return the families whose videos can be made now by the models that run, the configured one's first."""
     first = family_of_model(configured) or DEFAULT_FAMILY
     known = dict.fromkeys([family for family in running.values() if family is not None])
     if not known or None in running.values():  # preview and simulated render videos of all families
@@ -127,7 +127,7 @@ def _field(name: str, rules: Mapping[str, Any], job: type[Job]) -> FormField:
 
 
 def read_spec(
-    given: Mapping[str, str], now: datetime, model: KnownModel | None = None, *, has_last_photo: bool = False
+    given: Mapping[str, str], now: datetime, expected: Expected = NOT_KNOWN, *, has_last_photo: bool = False
 ) -> JobSpec:
     """Read a form, whose missing and empty fields have their defaults or the model's; raises InputError.
 
@@ -137,7 +137,7 @@ def read_spec(
     own = {name: values.pop(name) for name in OWN_FIELDS if name in values}
     spec = JobSpec(
         drafts=(read_changes(values),),
-        model=model,
+        expected=expected,
         variations=whole_number(own.get("variations", "1"), "Videos of each photo"),
         priority=own.get("priority", "default"),
         at=parse_future(own["at"], "Time", now) if "at" in own else None,

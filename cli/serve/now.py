@@ -29,7 +29,7 @@ from svdq.producer.status.estimates import UNKNOWN_WORKERS, Estimate, estimate_j
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.ranks import GroupStatus, RankStatus
 from svdq.producer.status.registries import ended_before, read_num_ahead
-from svdq.producer.status.running import running_models
+from svdq.producer.status.running import read_running
 from svdq.producer.status.snapshot import Recent, Snapshot
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import rfc3339
@@ -55,7 +55,7 @@ def read_state(
 ) -> dict[str, Any]:
     """Read the jobs that wait, and return the whole state; `model` is the configured one."""
     pictures = _look(connection, snapshot.jobs[:MAX_ROWS])
-    running = running_models(connection)
+    running = read_running(connection).models
     counts = counts_of(snapshot)
     queued, others = _first_waiting(connection)
     waiting = recent.read(queued, lambda ids: ((view.id, view) for view in view_many(connection, ids)))

@@ -32,6 +32,7 @@ from svdq.cli.serve.tokens import cookie_of
 from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.families import PARAMETERS
+from svdq.pipeline.models.known_model import NOT_KNOWN, Expected
 from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.pipeline.models.model_name import model_stem
 from svdq.producer import job_control, keys
@@ -41,7 +42,7 @@ from svdq.producer.pauses import free, pause, resume
 from svdq.producer.queue import no_such_job, priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids, read_several_owners
-from svdq.producer.status.running import running_known, running_loras, running_models
+from svdq.producer.status.running import Running, read_running
 from svdq.producer.status.selection import owners_of
 from svdq.producer.submitting.foresight import estimate_of
 from svdq.producer.submitting.job_spec import JobSpec
@@ -143,15 +144,14 @@ async def index(request: Request) -> Response:
     """Show the page."""
     state = request.app.state
     try:
-        running = await state.backend.read(running_models)
-        models = {name: await state.backend.read(partial(running_known, family=name)) for name in JOBS}
-        loras = await state.backend.read(running_loras)
+        running = await state.backend.read(read_running)
         several_owners = await state.backend.read(lambda connection: ask_one(connection, read_several_owners()))
     except ApiError:  # the page says itself that Redis is away
-        running, models, loras, several_owners = {}, {}, {}, False
-    defaults = {name: model.facts.get("defaults", {}) for name, model in models.items() if model is not None}
-    loras |= await state.backend.in_thread(LoraFolder(state.backend.settings.loras).digests)
-    names = await state.backend.in_thread(lambda: families(running, state.backend.settings.model))
+        running, several_owners = Running(), False
+    models = running.models
+    defaults = {name: model.facts.get("defaults", {}) for name in JOBS if (model := running.known(name))}
+    loras = running.loras | await state.backend.in_thread(LoraFolder(state.backend.settings.loras).digests)
+    names = await state.backend.in_thread(lambda: families(models, state.backend.settings.model))
     known = [
         {
             "name": name,
@@ -164,7 +164,7 @@ async def index(request: Request) -> Response:
     given = {
         "families": known,
         "num_offered": len(names),
-        "models": sorted(map(model_stem, running)),
+        "models": sorted(map(model_stem, models)),
         "suffixes": sorted(SUFFIXES),
         "system_folders": sorted(SYSTEM_FOLDERS),
         "output": state.backend.settings.output,
@@ -241,8 +241,8 @@ async def _read_spec(request: Request, given: dict[str, str], now: datetime, **o
     """Parse the form of the page, which omits defaults; times are after `now`."""
     read, family = request.app.state.backend.read, given.get("family")
     stem = model_stem(given.get("model", ""))
-    model = await read(partial(running_model, family=family, stem=stem)) if family else None
-    return read_spec(given, now, model, **others)
+    expected = Expected(model=running_model(await read(read_running), family, stem)) if family else NOT_KNOWN
+    return read_spec(given, now, expected, **others)
 
 
 async def add(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What is known of a model that is not loaded: its name, family and facts. Does not import torch."""
+"""What is known of models that are not loaded: their names, families and facts. Does not import torch."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -55,3 +55,14 @@ class KnownModel:
         costs = Costs(step_s=(step_s,), encode_s=prior.encode_steps * step_s, decode_s=prior.decode_steps * step_s)
         factor = units.step_work / self.unit_costs(usual).step_work
         return VideoCosts.of(units.segments, costs.scaled(step=factor, encode=linear, decode=linear))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What is known of the models that will make new videos."""
+
+    model: KnownModel | None = None  # decides the family of videos whose parameters do not
+    families: tuple[str, ...] = ()  # of the workers' models: where several families fit, one of these is chosen
+
+
+NOT_KNOWN = Expected()

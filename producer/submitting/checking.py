@@ -11,6 +11,7 @@ import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import published_model
+from svdq.pipeline.models.known_model import Expected
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.loras import KnownLoras
@@ -57,7 +58,9 @@ def specs_of(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]
 def with_family_of_prompts(requests: Sequence[PhotoRequest | InputError]) -> Sequence[PhotoRequest | InputError]:
     """Choose a family with prompts for videos whose family is open if one of their photos has a prompt."""
     specs = {
-        id(spec): replace(spec, model=published_model(spec.of_prompts)) for spec in specs_of(requests) if spec.is_open
+        id(spec): replace(spec, expected=Expected(model=published_model(spec.of_prompts)))
+        for spec in specs_of(requests)
+        if spec.is_open
     }
 
     def is_open(request: PhotoRequest | InputError) -> TypeGuard[PhotoRequest]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.known_model import Expected
 from svdq.pipeline.video_parameters import SPEEDUP, LoraChoice
 from svdq.producer.job import JOBS, NAMING, VIDEO_FIELDS
 from svdq.producer.submitting.parameters import FIELD_OF, FIELDS, MAX_VIDEOS, as_flag, as_key, shorten
@@ -95,14 +95,9 @@ class Draft:
             )
         return Draft(**recorded | self.given())
 
-    def family_for(
-        self, model: KnownModel | None, spell: Callable[[str], str] = as_flag, running: Sequence[str] = ()
-    ) -> str | None:
-        """Return the family that all parameters apply to; None: any. Raises InputError, with names of `spell`.
-
-        Of several to which they apply, it is one of those that are `running`, if any is.
-        """
-        family = self.family
+    def family_for(self, expected: Expected, spell: Callable[[str], str] = as_flag) -> str | None:
+        """Return the family that all parameters apply to; None: any. Raises InputError, with names of `spell`."""
+        family, model = self.family, expected.model
         if family is not None and family not in tuple(JOBS):
             raise InputError(
                 f"{spell('family')} {family} is not allowed: it must be one of {', '.join(JOBS)}.", field="family"
@@ -140,7 +135,7 @@ class Draft:
             )
         if len(fitting) == len(JOBS):
             return None
-        return next((name for name in fitting if name in running), fitting[0])
+        return next((name for name in fitting if name in expected.families), fitting[0])
 
 
 if not TYPE_CHECKING and (_others := [name for name in VIDEO_FIELDS if not hasattr(Draft, name)]):

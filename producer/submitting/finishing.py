@@ -43,7 +43,7 @@ def finish_requests(
     """
     plain = JobSpec(
         drafts=(Draft(upscale=spec.drafts[0].upscale),),
-        **{name: getattr(spec, name) for name in ("model", "priority", "name", "folder", "at", "force", "owner")},
+        **{name: getattr(spec, name) for name in ("expected", "priority", "name", "folder", "at", "force", "owner")},
     )
     if not spec.drafts[0].upscale or spec != plain:
         raise InputError(
@@ -99,7 +99,7 @@ def submit_finishing(
         record_copies(
             connection, {each: origin for each, origin in copies.items() if origin != entries[each].job.original}
         )
-        yield from render_again(connection, storage, {}, enqueue_many(connection, list(entries.values())))
+        yield from render_again(connection, storage, enqueue_many(connection, list(entries.values())))
 
 
 def _entry(

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.known_model import NOT_KNOWN, Expected
 from svdq.pipeline.models.model_name import model_stem
 from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer.job import Job
@@ -41,8 +41,7 @@ class JobSpec:
     """The videos to make of a photo."""
 
     drafts: tuple[Draft, ...] = (Draft(),)  # parameters of its videos: one set, or several for a sweep
-    model: KnownModel | None = None  # decides the family of videos whose parameters do not
-    running: tuple[str, ...] = ()  # families of the workers' models, of which one is chosen where several fit
+    expected: Expected = NOT_KNOWN  # decides the family of videos whose parameters do not
     variations: int = 1  # number of videos for each set, each with its own seed
     priority: str = "default"
     name: str | None = None  # template for names; None means the stem of the photo's file name
@@ -82,12 +81,12 @@ class JobSpec:
 
     def _family_of(self, draft: Draft, spell: Callable[[str], str] = as_flag) -> str | None:
         """Return the family of videos, None if it is open; the prompts of further links decide it, too."""
-        return draft.family_for(self.model, spell, self.running) or (self.of_prompts if any(self.then) else None)
+        return draft.family_for(self.expected, spell) or (self.of_prompts if any(self.then) else None)
 
     @property
     def of_prompts(self) -> str:
         """The family of videos of which nothing is known but that they have prompts."""
-        return next((name for name in WITH_PROMPTS if name in self.running), WITH_PROMPTS[0])
+        return next((name for name in WITH_PROMPTS if name in self.expected.families), WITH_PROMPTS[0])
 
     def with_output(self, text: str) -> "JobSpec":
         """Return it with a folder as a user writes it; without a name, a last part with a field names the files.
@@ -137,8 +136,8 @@ class JobSpec:
                     check_first(job, spell)
                 first = Entry(job=job, job_id="0" * 20)
                 *_, end = (first, *further_links(first, draft, self.then, self.then_loras, spell))
-                check_step_cache(self.model, job, self.at)
-                check_last_frame(self.model, end.job, self.at, spell)
+                check_step_cache(self.expected.model, job, self.at)
+                check_last_frame(self.expected.model, end.job, self.at, spell)
             self.placed(job, "photo", "", 1)
 
     def example(self) -> Job:
@@ -171,7 +170,7 @@ class JobSpec:
 
         `stem`, `source` and `taken` are the photo's, `index` is the number of the job in the submission, from 1.
         """
-        model = job.model or (model_stem(self.model.name) if self.model and not day else "")
+        model = job.model or (model_stem(self.expected.model.name) if self.expected.model and not day else "")
         own = {"index": index, "n": index, "variation": variation + 1, "owner": self.owner}
         values = template_values(job, stem, source, model, day or date.today(), taken) | own
         name = job.name if self.name is None else render_name(self.name, values)
@@ -183,10 +182,10 @@ class JobSpec:
         photo |= {"folder": folder, "chained": bool(self.then)}
         options = replace(options, family=self._family_of(options, spell))
         if isinstance(options.step_cache, str):
-            plain = make_job(replace(options, step_cache=None), model=self.model, spell=spell, **photo)
-            threshold = threshold_for(self.model, plain, self.at, options.step_cache, spell)
+            plain = make_job(replace(options, step_cache=None), model=self.expected.model, spell=spell, **photo)
+            threshold = threshold_for(self.expected.model, plain, self.at, options.step_cache, spell)
             options = replace(options, step_cache=threshold)
-        job = make_job(options, model=self.model, spell=spell, variation=variation, **photo)
+        job = make_job(options, model=self.expected.model, spell=spell, variation=variation, **photo)
         # The last frame is for the last link.
         return job.model_copy(update={"last_image": None}) if self.then and getattr(job, "last_image", None) else job
 
@@ -206,7 +205,7 @@ class JobSpec:
         )
         if drawn:
             job = job.model_copy(update={"seed": seed_of(job_id)})
-        usual = known_for(self.model, job.family).usual
+        usual = known_for(self.expected.model, job.family).usual
         cropped = (crop_warning(each.size, job, (usual.width, usual.height)) for each in (photo, photo.last) if each)
         return Entry(
             job=job,

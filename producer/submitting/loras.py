@@ -14,7 +14,7 @@ from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.pipeline.video_parameters import Expert, LoraChoice
 from svdq.producer.connection import session
 from svdq.producer.settings import Settings
-from svdq.producer.status.running import running_loras
+from svdq.producer.status.running import read_running
 from svdq.producer.submitting.draft import choices_of
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import shorten
@@ -37,7 +37,7 @@ class KnownLoras:
     def _known(self) -> Mapping[str, str]:
         with session(self._settings, self._connection) as connection:
             # Of two with the same name, the one in the folder counts.
-            return running_loras(connection) | LoraFolder(self._folder).digests()
+            return read_running(connection).loras | LoraFolder(self._folder).digests()
 
     def looked_up(self, spec: JobSpec) -> JobSpec:
         """Return a spec with the digests of its LoRAs, and those in its prompts; raises InputError if one is unknown.

@@ -9,7 +9,7 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, published_model
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.known_model import Expected, KnownModel
 from svdq.pipeline.models.model_name import has_weights, model_stem
 from svdq.pipeline.models.names.model_names import check_name, family_of_model, known_model
 from svdq.producer import job_control
@@ -19,7 +19,7 @@ from svdq.producer.job import JOBS, Job
 from svdq.producer.results.finished_videos import find_results, has_files
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view_many
-from svdq.producer.status.running import running_known, running_models
+from svdq.producer.status.running import Running, read_running
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.entries import Submission
 from svdq.producer.threads import ordered_map
@@ -36,16 +36,14 @@ def configured_model(settings: Settings) -> KnownModel | None:
     return None if found is None else replace(found, is_configured=True)
 
 
-def running_model(connection: redis.Redis, family: str, stem: str, name: str = "") -> KnownModel:
+def running_model(running: Running, family: str, stem: str, name: str = "") -> KnownModel:
     """Describe the model of a family that workers run; with the `stem` of a name, the one of this name."""
-    found = running_known(connection, family, stem) or published_model(family)
+    found = running.known(family, stem) or published_model(family)
     return replace(found, name=name or stem)
 
 
-def expected_model(
-    settings: Settings, connection: redis.Redis | None = None, named: str | None = None
-) -> KnownModel | None:
-    """Return the configured model, else the workers' if all have models of one family; None if neither is known.
+def expect(settings: Settings, connection: redis.Redis | None = None, named: str | None = None) -> Expected:
+    """Expect the configured model, else the workers' if all have models of one family; no model if neither is known.
 
     Of several families without the default one, the first: no worker makes videos that are left to the default.
 
@@ -55,34 +53,25 @@ def expected_model(
     stem = named and model_stem(named)
     configured = configured_model(settings)
     if configured and stem in (None, model_stem(configured.name)):
-        return configured
+        return Expected(model=configured)
     if connection is None:
         if not (settings.redis_url or running_url(settings.home)):
-            return configured
+            return Expected(model=configured)
         with session(settings) as connection:
-            return expected_model(settings, connection, named)
-    models = running_models(connection).items()
-    running = {family: name for name, family in models if has_weights(name) and stem in (None, model_stem(name))}
-    if not running or (len(running) > 1 and (configured or None in running or DEFAULT_FAMILY in running)):
-        return configured
-    family = next((name for name in JOBS if name in running), None)
-    return configured if family is None else running_model(connection, family, stem or "", running[family])
+            return expect(settings, connection, named)
+    running = read_running(connection)
+    models = {name: family for name, family in running.models.items() if has_weights(name)}
+    families = tuple(name for name in JOBS if name in models.values())
+    fitting = {family: name for name, family in models.items() if stem in (None, model_stem(name))}
+    if not fitting or (len(fitting) > 1 and (configured or None in fitting or DEFAULT_FAMILY in fitting)):
+        return Expected(model=configured, families=families)
+    family = next((name for name in JOBS if name in fitting), None)
+    model = configured if family is None else running_model(running, family, stem or "", fitting[family])
+    return Expected(model=model, families=families)
 
 
-def running_families(settings: Settings, connection: redis.Redis | None = None) -> tuple[str, ...]:
-    """Return the known families of the workers' models; connects as `expected_model`."""
-    if connection is None:
-        if not (settings.redis_url or running_url(settings.home)):
-            return ()
-        with session(settings) as connection:
-            return running_families(settings, connection)
-    found = {family for name, family in running_models(connection).items() if has_weights(name)}
-    return tuple(name for name in JOBS if name in found)
-
-
-def why_default(settings: Settings, connection: redis.Redis) -> str:
+def why_default(settings: Settings, running: Mapping[str, str | None]) -> str:
     """Say in a sentence that videos are for the default family as nothing else is known; "" where any will do."""
-    running = running_models(connection)
     if any(map(has_weights, running)):
         reason = "the workers do not all have models of one known family"
     elif has_weights(settings.model):
@@ -95,21 +84,21 @@ def why_default(settings: Settings, connection: redis.Redis) -> str:
     return f"The videos are for {PARAMETERS[DEFAULT_FAMILY].title}, the default: {reason}. Give {others}."
 
 
-def current_models(connection: redis.Redis, settings: Settings) -> dict[str, str | None]:
+def current_models(settings: Settings, running: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the last parts of the names of the models that render jobs now, with their families where known."""
     # Without workers, only an explicit model counts: the workers may use another default.
     asked_for = {settings.model: family_of_model(settings.model)} if "model" in settings.model_fields_set else {}
-    models = running_models(connection) or asked_for
+    models = running or asked_for
     return {model_stem(name): family for name, family in models.items()}
 
 
 def render_again(
-    connection: redis.Redis, storage: Storage, models: Mapping[str, str | None], made: Sequence[Submission]
+    connection: redis.Redis, storage: Storage, made: Sequence[Submission], settings: Settings | None = None
 ) -> list[Submission]:
     """Requeue finished jobs whose files are gone, or whose video another model made; return what came of all.
 
-    A video of another model that a person has marked to keep stays. The later links of a chain whose video is replaced
-    were made of its last frame, and are rendered again, too.
+    Without settings, no video is another model's. A video of another model that a person has marked to keep stays. The
+    later links of a chain whose video is replaced were made of its last frame, and are rendered again, too.
     """
     finished = [each.id for each in made if each.status == JobStatus.FINISHED.value]
     if not finished:
@@ -120,6 +109,7 @@ def render_again(
     ]
     gone = {view.id for view, is_there in zip(views, are_there, strict=True) if not is_there}
     gone -= {result.job_id for result in find_results(storage, job_ids=gone)} if gone else set()  # in other folders
+    models = {} if settings is None else current_models(settings, read_running(connection).models)
     before = {each.id: each.job.predecessor for each in made}
     reasons: dict[str, str] = {}
     replaced: set[str] = set()

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.families import DEFAULT_FAMILY, published_model
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.known_model import Expected, KnownModel
 from svdq.pipeline.video_parameters import MAX_SIDE
 from svdq.producer.job import JOBS, Job
 from svdq.producer.submitting.draft import Draft
@@ -44,7 +44,7 @@ def make_job(
 
     `photo_size`, in pixels, is for `auto_size`; `others` are the fields that are not in drafts. Raises InputError.
     """
-    family = draft.family_for(model, spell) or DEFAULT_FAMILY
+    family = draft.family_for(Expected(model=model), spell) or DEFAULT_FAMILY
     fields = JOBS[family].model_fields
     known = known_for(model, family)
     # Those that may be left open are filled in by the worker.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.known_model import NOT_KNOWN, Expected
 from svdq.producer.job import PARAMETER_KEYS
 from svdq.producer.settings import given_path
 from svdq.producer.submitting.draft import as_text, read_draft, read_then
@@ -52,11 +52,11 @@ def read_batch(
     path: Path,
     now: Callable[[], datetime],
     defaults: JobSpec = NO_OPTIONS,
-    model_of: Callable[[str], KnownModel | None] = lambda _: None,
+    expect: Callable[[str], Expected] = lambda _: NOT_KNOWN,
 ) -> list[PhotoRequest | InputError]:
     """Return a request for each row of a list, or why it is invalid; raises InputError if it has no rows.
 
-    `now` returns the time from which times in rows count, and `model_of` the expected model of a name.
+    `now` returns the time from which times in rows count, and `expect` what is expected of the model of a name.
     """
     read_rows = READERS.get(path.suffix.lower())
     if read_rows is None:
@@ -73,7 +73,7 @@ def read_batch(
         for line, row in read_rows(text):
             where = f"{path.name}, line {line}: "
             try:
-                photo, last, spec = _parse(row, now, defaults, model_of)
+                photo, last, spec = _parse(row, now, defaults, expect)
                 image = as_stored(given_path(photo, path.parent))
                 own = as_stored(given_path(last, path.parent)) if last else None
             except InputError as error:
@@ -92,7 +92,7 @@ def _parse(
     row: Mapping[str, Any] | InputError,
     now: Callable[[], datetime],
     defaults: JobSpec,
-    model_of: Callable[[str], KnownModel | None],
+    expect: Callable[[str], Expected],
 ) -> tuple[str, str, JobSpec]:
     if isinstance(row, InputError):
         raise row
@@ -108,7 +108,7 @@ def _parse(
     spec = replace(
         defaults,
         drafts=tuple(dict.fromkeys(drafts)),  # a row may make sets of a sweep the same
-        model=model_of(draft.model) if draft.model is not None else defaults.model,
+        expected=expect(draft.model) if draft.model is not None else defaults.expected,
         priority=given.get("priority", defaults.priority),
         name=given.get("name", defaults.name),
         at=parse_future(given["at"], "at", now()) if "at" in given else defaults.at,

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 import redis
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.known_model import NOT_KNOWN
 from svdq.pipeline.models.model_name import model_stem
 from svdq.producer import keys
 from svdq.producer.connection import connect, database_id, session
@@ -20,6 +21,7 @@ from svdq.producer.files import make_home
 from svdq.producer.job_control import GOING, unfinished
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import counts
+from svdq.producer.status.running import read_running
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import MARKER, Storage
 from svdq.producer.submitting.checking import Observer, check_requests, specs_of, with_family_of_prompts
@@ -28,13 +30,7 @@ from svdq.producer.submitting.enqueue import CHUNK, enqueue_chain, enqueue_many
 from svdq.producer.submitting.entries import Entry, Submission
 from svdq.producer.submitting.foresight import check_max_waiting, foresee
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
-from svdq.producer.submitting.model_choice import (
-    current_models,
-    expected_model,
-    render_again,
-    running_families,
-    why_default,
-)
+from svdq.producer.submitting.model_choice import current_models, expect, render_again, why_default
 from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.submitting.photo_requests import requests_for
 from svdq.producer.submitting.photos import Photo
@@ -72,8 +68,7 @@ def submit(
         return []
     spec = JobSpec(
         drafts=(options,),
-        model=(model := expected_model(settings, named=options.model)),
-        running=() if model else running_families(settings),
+        expected=expect(settings, named=options.model),
         priority=priority,
         at=None if at is None else in_zone(at),
         then=(then,) if isinstance(then, str) else tuple(then),
@@ -135,11 +130,10 @@ def submit_all(
                 f"The last frame of that video was removed from the storage; give {spell('last_image')}.",
                 field="last_image",
             )
-        models = current_models(connection, settings)
-        for note in _notes_on_models(settings, connection, models, specs_of(requests)):
+        for note in _notes_on_models(settings, connection, specs_of(requests)):
             observer.note(note)
         with forced_once(connection, checked) as new:
-            yield from submit_checked(connection, storage, models, new, observer)
+            yield from submit_checked(connection, storage, settings, new, observer)
 
 
 @contextlib.contextmanager
@@ -152,7 +146,7 @@ def forced_once(
         yield requests
         return
     # How the jobs are queued, and what workers run, may be different now.
-    same = {each: repr(replace(spec, at=None, model=None, running=(), priority="")) for each, spec in specs.items()}
+    same = {each: repr(replace(spec, at=None, expected=NOT_KNOWN, priority="")) for each, spec in specs.items()}
     digest = hashlib.sha256()
     for each in requests:
         which = each.photo.key if each.photo else each.result.job_id if each.result else ""
@@ -168,14 +162,14 @@ def forced_once(
 def submit_checked(
     connection: redis.Redis,
     storage: Storage,
-    models: Mapping[str, str | None],
+    settings: Settings,
     checked: Sequence[PhotoRequest],
     observer: Observer | None = None,
 ) -> Iterator[Submission]:
     """Store checked photos, then enqueue their jobs, yielding each job as it is enqueued: the only way into the queues.
 
-    The storage is claimed, and `models` are the `current_models`. Raises UnavailableError, and InputError if the id of
-    a job is taken by a record that cannot be read.
+    The storage is claimed. Raises UnavailableError, and InputError if the id of a job is taken by a record that cannot
+    be read.
     """
     observer = observer or Observer()
     observer.begin("storing", len(checked))
@@ -190,18 +184,19 @@ def submit_checked(
     for size in links if have_order else repeat(CHUNK):
         if not (chunk := list(islice(entries, size))):
             break
-        for submission in render_again(connection, storage, models, enqueue(connection, chunk)):
+        for submission in render_again(connection, storage, enqueue(connection, chunk), settings):
             observer.advance()
             yield submission
 
 
-def _notes_on_models(
-    settings: Settings, connection: redis.Redis, models: Mapping[str, str | None], specs: Iterable[JobSpec]
-) -> Iterator[str]:
+def _notes_on_models(settings: Settings, connection: redis.Redis, specs: Iterable[JobSpec]) -> Iterator[str]:
     specs = list(specs)
-    if any(spec.is_open for spec in specs) and (sentence := why_default(settings, connection)):
-        yield sentence
     named = {model_stem(each.model) for spec in specs for each in spec.drafts if each.model}
+    are_open = any(spec.is_open for spec in specs)
+    running = read_running(connection).models if named or are_open else {}
+    if are_open and (sentence := why_default(settings, running)):
+        yield sentence
+    models = current_models(settings, running)
     for name in sorted(named - models.keys()) if models else ():
         yield f"No worker runs the model {name}; its videos wait for one."
 

@@ -113,7 +113,7 @@ class Companions:
 
 def _takes_prompts(spec: JobSpec) -> bool:
     """Return whether its family takes prompts, or nothing but a prompt would decide it."""
-    return spec.drafts[0].family_for(spec.model) in (None, *WITH_PROMPTS)
+    return spec.drafts[0].family_for(spec.expected) in (None, *WITH_PROMPTS)
 
 
 def _stem_of(path: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import redis
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.known_model import NOT_KNOWN, Expected
 from svdq.producer.decoder import CHECK_S, Decoder, StoppedError, TooSlowError
 from svdq.producer.job_control import WAITING, cancel
 from svdq.producer.queue import statuses
@@ -18,7 +18,6 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.loras import KnownLoras
-from svdq.producer.submitting.model_choice import current_models
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, read_file, source_path
 from svdq.producer.submitting.sources import SUFFIX, PhotoRequest
 from svdq.producer.submitting.submission import claim_storage, entries_of, submit_checked
@@ -49,8 +48,7 @@ class Processor:
     waiting: Debounce
     report: OnEvent
     is_stopped: Callable[[], bool] = lambda: False
-    model: KnownModel | None = None  # the model that the videos are for if the parameters do not decide
-    running: tuple[str, ...] = ()  # the families of the workers' models
+    expected: Expected = NOT_KNOWN  # which videos are for whose parameters do not decide
     held_s: dict[str, float] = field(default_factory=dict)  # when a file was last on hold, by the reason
 
     def __post_init__(self) -> None:
@@ -89,7 +87,7 @@ class Processor:
     def _submit_checked(self, file: WaitingFile, connection: redis.Redis) -> None:
         try:
             asked = self.config.spec_for(file.path)
-            expected = asked if asked.model else replace(asked, model=self.model, running=self.running)
+            expected = asked if asked.expected.model else replace(asked, expected=self.expected)
             added = self._beside.add(file, expected)
             spec = KnownLoras(self.settings, connection).looked_up(added[0]) if added else asked
         except TooSlowError:
@@ -139,8 +137,7 @@ class Processor:
             note = " (finished before)"
         else:
             claim_storage(connection, self.storage)
-            models = current_models(connection, self.settings)
-            found = list(submit_checked(connection, self.storage, models, [request]))
+            found = list(submit_checked(connection, self.storage, self.settings, [request]))
             submission = next((each for each in found if each.is_new), found[-1])
             kind = "submitted" if submission.is_new else "known"
             if submission.again:

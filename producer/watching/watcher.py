@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.known_model import Expected
 from svdq.pipeline.models.model_name import model_stem
 from svdq.producer.connection import database_id, session
 from svdq.producer.settings import Settings
+from svdq.producer.status.running import read_running
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.model_choice import configured_model, expected_model, running_families, why_default
+from svdq.producer.submitting.model_choice import configured_model, expect, why_default
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.processor import REJECTED, Processor
 from svdq.producer.watching.scanner import Debounce, Scanner
@@ -58,14 +60,14 @@ def watch(
     model = configured_model(settings)
     if model and named and model_stem(named) != model_stem(model.name):
         model = None  # what the workers have of that name decides
-    config = FolderConfig(root, replace(spec, model=model))
+    config = FolderConfig(root, replace(spec, expected=Expected(model=model)))
     with State(settings.home, root) as state:
         unavailable, default, database = None, "", ""
         try:
             with session(settings) as connection:  # so that a problem is reported at the start
                 database = database_id(connection)
-                if config.is_open and expected_model(settings, connection, named) is None:
-                    default = f" {why_default(settings, connection)}".rstrip()
+                if config.is_open and expect(settings, connection, named).model is None:
+                    default = f" {why_default(settings, read_running(connection).models)}".rstrip()
         except UnavailableError as error:
             if options.once:
                 raise
@@ -144,8 +146,7 @@ class _Watcher:
         due = self.waiting.due(time.monotonic())[:BATCH]
         if due:
             with session(self.settings) as connection:
-                self.processor.model = expected_model(self.settings, connection, self.named)
-                self.processor.running = running_families(self.settings, connection)
+                self.processor.expected = expect(self.settings, connection, self.named)
                 for file in due:
                     if self.is_stopped():
                         return

@@ -18,7 +18,7 @@ from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.registries import counts, newest_ids
 from svdq.producer.submitting.draft import Draft
-from svdq.producer.submitting.model_choice import expected_model
+from svdq.producer.submitting.model_choice import expect
 from svdq.producer.submitting.submission import submit
 from tests.conftest import Cli
 from tests.queued import SvdJob, enqueue
@@ -89,8 +89,8 @@ def test_a_named_model_decides_family_and_defaults(connection: redis.Redis, sett
         rank(0, "b-1", num_ranks=1, model="xt-fast", family="svd", facts={"defaults": {"steps": 4}}),
         rank(0, "c-1", num_ranks=1, model="wan-4step", family="wan"),
     )
-    assert expected_model(settings, connection) is None
-    fast, wan = (expected_model(settings, connection, name) for name in ("xt-fast", "wan-4step"))
+    assert expect(settings, connection).model is None
+    fast, wan = (expect(settings, connection, name).model for name in ("xt-fast", "wan-4step"))
     assert fast is not None
     assert wan is not None
     assert (fast.family.name, fast.facts["defaults"], wan.family.name) == ("svd", {"steps": 4}, "wan")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.fields import EXTRAS, FIELDS, NO_OPS, PHOTOS, decode_data_url, flatten, read_request
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.known_model import Expected, KnownModel
 from svdq.pipeline.models.wan.family import FAMILY, MODELS
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
@@ -221,7 +221,7 @@ def test_an_error_names_what_was_sent(scale: str) -> None:
 def test_a_last_frame_that_no_worker_takes_is_refused(options: Draft, field: str) -> None:
     model = KnownModel(name="ti2v", family=FAMILY, facts=MODELS["Wan-AI/Wan2.2-TI2V-5B-Diffusers"].facts)
     with pytest.raises(ApiError, match=f"^{field} does not apply to the workers' model ti2v,") as caught:
-        read_request([], NOW, model, options)
+        read_request([], NOW, Expected(model=model), options)
     assert (caught.value.status, caught.value.param) == (400, field)
 
 

@@ -22,7 +22,7 @@ from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.job_view import job_status
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.model_choice import configured_model, expected_model
+from svdq.producer.submitting.model_choice import configured_model, expect
 from svdq.producer.submitting.new_job import make_job
 from svdq.producer.submitting.submission import submit
 from tests.conftest import Cli
@@ -147,7 +147,7 @@ def running(connection: redis.Redis, model: str, family: str = "", group: str = 
 
 
 def family_of(settings: Settings) -> str | None:
-    model = expected_model(settings)
+    model = expect(settings).model
     return model and model.family.name
 
 

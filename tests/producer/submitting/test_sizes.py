@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.known_model import Expected
 from svdq.pipeline.models.names.model_names import known_model
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
@@ -128,12 +129,12 @@ def test_a_size_left_to_the_model_has_as_many_pixels_as_its_own(
     path = tmp_path / "mine.toml"
     path.write_text(f'base = "Wan-AI/{base}-Diffusers"\n{defaults}')
     photo = replace(PHOTO, size=(4000, 3000))
-    spec = JobSpec(drafts=(Draft(seed=1, auto_size=True),), model=known_model(str(path)))
+    spec = JobSpec(drafts=(Draft(seed=1, auto_size=True),), expected=Expected(model=known_model(str(path))))
     [entry] = spec.entries(photo, 1)
     assert (entry.job.width, entry.job.height) == auto
     [plain] = replace(spec, drafts=(Draft(seed=1),)).entries(photo, 1)
     assert (plain.job.width, plain.job.height) == (None, None)
-    of_model = known_for(spec.model, "wan").usual
+    of_model = known_for(spec.expected.model, "wan").usual
     assert (of_model.width, of_model.height) == usual
 
 

@@ -8,7 +8,7 @@ import pytest
 from svdq.cli.serve import form
 from svdq.cli.serve.fields import flatten, read_request
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.known_model import Expected, KnownModel
 from svdq.pipeline.models.names.model_names import known_model
 from svdq.producer.job import Job
 from svdq.producer.submitting.draft import Draft, read_draft, sweep
@@ -22,7 +22,7 @@ PHOTO = Photo(path=Path("cup.jpg"), sha256="0" * 64, extension="jpg", num_bytes=
 
 def jobs(text: str | None, model: KnownModel | None = A14B, **given: object) -> list[Job]:
     asked = {"family": "wan", "seed": 1} | given | ({} if text is None else {"step_cache": text})
-    spec = JobSpec(drafts=(read_draft(asked, as_flag),), model=model)
+    spec = JobSpec(drafts=(read_draft(asked, as_flag),), expected=Expected(model=model))
     spec.check()
     return [entry.job for entry in spec.entries(PHOTO, 1)]
 
@@ -43,7 +43,7 @@ def test_a_speedup_becomes_the_smallest_threshold_that_reaches_it(text: str, thr
 
 def test_a_sweep_has_thresholds_and_speedups() -> None:
     options = sweep(Draft(family="wan"), ["step_cache=0,0.06,1.5x"])
-    spec = JobSpec(drafts=options, model=A14B)
+    spec = JobSpec(drafts=options, expected=Expected(model=A14B))
     assert [entry.job.step_cache for entry in spec.entries(PHOTO, 1)] == [0.0, 0.06, 0.03]
 
 
@@ -83,7 +83,7 @@ def test_a_speedup_needs_a_known_model_and_a_threshold_does_not() -> None:
 def test_a_request_may_have_it_among_its_extra_parameters() -> None:
     for value, expected in ((0.06, 0.06), ("1.5x", 0.03)):
         fields = [("prompt", "A wave."), ("seed", 1), ("extra_params", {"step_cache": value})]
-        spec = read_request(flatten(fields)[0], datetime.now().astimezone(), A14B)
+        spec = read_request(flatten(fields)[0], datetime.now().astimezone(), Expected(model=A14B))
         [entry] = spec.entries(PHOTO, 1)
         assert entry.job.step_cache == expected
 
@@ -91,7 +91,7 @@ def test_a_request_may_have_it_among_its_extra_parameters() -> None:
 def test_the_form_has_a_text_field_for_it() -> None:
     [field] = [each for each in form.fields("wan", {}) if each.name == "step_cache"]
     assert (field.kind, field.label, field.high) == ("text", "Skip steps", "")
-    spec = form.read_spec({"family": "wan", "step_cache": "1.5x"}, datetime.now().astimezone(), A14B)
+    spec = form.read_spec({"family": "wan", "step_cache": "1.5x"}, datetime.now().astimezone(), Expected(model=A14B))
     [entry] = spec.entries(PHOTO, 1)
     assert entry.job.step_cache == 0.03
 

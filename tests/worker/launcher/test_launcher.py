@@ -19,7 +19,7 @@ from svdq.producer import keys
 from svdq.producer.connection import server_url
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.registries import read_workers
-from svdq.producer.submitting.model_choice import expected_model
+from svdq.producer.submitting.model_choice import expect
 from svdq.producer.together import ask_one
 from svdq.worker import run_folder
 from svdq.worker.config import RankConfig, RunConfig
@@ -262,8 +262,8 @@ def test_the_record_of_a_killed_launcher_expires(site) -> None:
 def test_the_model_that_a_worker_loads_decides_what_photos_are_for(site, until) -> None:
     loading = ResolvedModel(name="Wan-AI/Wan2.2-I2V-A14B-Diffusers", family="wan")
     with starting_record(site.settings, loading, []):
-        until(lambda: expected_model(site.settings) == replace(published_model("wan"), name=loading.name))
-    assert expected_model(site.settings) is None
+        until(lambda: expect(site.settings).model == replace(published_model("wan"), name=loading.name))
+    assert expect(site.settings).model is None
 
 
 @pytest.mark.long
