@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.model_name import model_stem
@@ -66,7 +67,7 @@ class Ability(Record):
         return job.model in (None, self.model) and self.family in ("", job.family)
 
     def lacks(self, job: Job) -> str:
-        """Return what the group has not that a job needs."""
+        """Return what the group has not that a job needs; facts that are not a model's raise any error."""
         if not self.is_for(job):
             return f"the model {job.model}" if job.model else f"a model of {PARAMETERS[job.family].title}"
         if lora := self.lacks_lora(job):
@@ -81,7 +82,7 @@ class Ability(Record):
                 MemoryPlan(self.ranks, self.dtype, self._known, workspace=self.workspace).admit(completed)
         except DoesNotFitError as error:
             return error.needed
-        except Exception:  # noqa: BLE001 - anyone can write to Redis, and facts of any kind raise any type
+        except InputError:
             return "another model"
         return ""
 

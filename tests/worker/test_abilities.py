@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from svdq.pipeline.models.families import published_model
+from svdq.pipeline.models.wan.family import MODELS
 from svdq.producer import job_control, keys
 from svdq.producer.job import Job
 from svdq.producer.queue import queues
@@ -191,6 +192,22 @@ def test_what_others_write_as_an_ability_stops_no_group(connection, text: str) -
     enqueue(connection, WAN, "a")
     assert take_all(small) == ["a"]
     assert all(not queue.unable for queue in queues(connection))
+
+
+def test_an_error_in_judging_is_no_other_model(connection, caplog) -> None:
+    broken = ability("wan", facts={"vae": "x"})
+    with pytest.raises(KeyError):
+        broken.lacks(WAN)
+    assert broken.lacks(JOB) == "a model of Stable Video Diffusion"
+    one_expert = ability("wan", facts=dict(MODELS["Wan-AI/Wan2.2-TI2V-5B-Diffusers"].facts))
+    assert one_expert.lacks(WAN) == ""
+    assert one_expert.lacks(WAN.model_copy(update={"loop": True})) == "another model"
+    for other in (ability(), ability("wan")):
+        group(connection, other)
+    for job_id, job in (("a", WAN), ("b", JOB), ("c", WAN)):
+        enqueue(connection, job, job_id)
+    assert take_all(group(connection, broken)) == ["a", "c"]
+    assert "Whether this group can make a job cannot be told" in caplog.text
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from svdq.worker.intake.source import Intake
 from svdq.worker.outages import connect
 from svdq.worker.queue.rq_worker import LEASE_S
 from tests.proxy import Proxy
+from tests.worker.conftest import with_frames
 from tests.worker.jobs import leases, lossy
 
 Open = Callable[..., Intake]  # makes an intake that has started
@@ -79,6 +80,19 @@ def test_a_group_that_refuses_all_videos_alike_pauses(site, open_intake: Open, u
     assert states.count("queued") >= 14
     until(lambda: read_pauses(site.connection))
     assert "The model fake makes videos of Wan." in read_pauses(site.connection)[0].text
+
+
+def test_an_error_of_this_program_with_a_job_fails_that_job_and_no_other(site, open_intake: Open, caplog) -> None:
+    def complete(parameters: VideoParameters) -> VideoParameters:
+        if parameters.steps == 7:
+            raise TypeError("no number")
+        return with_frames(parameters)
+
+    bad, good = site.submit(steps=7), site.submit()
+    assert take(open_intake(complete=complete)).job_id == good
+    [view] = site.wait([bad])
+    assert view.error == "It could not be prepared: TypeError: no number"
+    assert "Traceback" in caplog.text
 
 
 def take_later(intake: Intake) -> "queue.SimpleQueue[Request]":

@@ -281,5 +281,5 @@ class Dispatcher:
 def _sentence(error: Exception) -> str:
     if isinstance(error, SvdqError):
         return str(error)
-    logger.error("A photo could not be loaded.", exc_info=error)
-    return f"Its photo could not be loaded: {type(error).__name__}: {error}"
+    logger.error("A job could not be prepared.", exc_info=error)
+    return f"It could not be prepared: {type(error).__name__}: {error}"

@@ -158,4 +158,12 @@ class Abilities:
         return Lacking(lacks, frozenset({*left, keys.WAIT})) if self._wait_for_able or is_for_lora else None
 
     def _lacks(self, ability: Ability, arguments: JobArguments | None, kwargs: dict[str, Any]) -> str:
-        return ability.lacks_fields(kwargs) if arguments is None else ability.lacks(arguments.job)
+        if arguments is None:
+            return ability.lacks_fields(kwargs)
+        try:
+            return ability.lacks(arguments.job)
+        except Exception:
+            if ability is not self.own:
+                return "another model"  # anyone can write to Redis
+            logger.exception("Whether this group can make a job cannot be told; it takes it.")
+            return ""  # the job fails of the same error when it is prepared
