@@ -24,7 +24,7 @@ class Outbox:
 
     num_waiting: int
     oldest_at: float | None  # when the first of them was written, in seconds since the epoch
-    refusal: str  # how the last attempt failed, as the end of a sentence; "" if none did
+    refusal: str  # how the last attempt failed, as the end of a sentence; "" if none did, or none waits
 
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object."""
@@ -45,4 +45,5 @@ def reading_outbox() -> Read[Outbox]:
 
     num_waiting, oldest, refusal = checked((yield put))
     oldest_at = int(oldest[0][0].partition(b"-")[0]) / 1000 if oldest else None
-    return Outbox(num_waiting=num_waiting, oldest_at=oldest_at, refusal=refusal.decode(errors="replace"))
+    refusal = refusal.decode(errors="replace") if oldest else ""  # it outlives an event that was dropped
+    return Outbox(num_waiting=num_waiting, oldest_at=oldest_at, refusal=refusal)

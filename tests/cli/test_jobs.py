@@ -207,6 +207,9 @@ def test_status_says_how_webhooks_are_refused(svdq: Cli, connection: redis.Redis
         "oldest_at": "1970-01-01T00:16:40Z",
         "error": "The last attempt was answered with 401.",
     }
+    connection.xtrim(keys.WEBHOOKS, maxlen=0)  # as when a day is over
+    nothing = {"waiting": 0, "oldest_at": None, "error": None}
+    assert json.loads(svdq("status", "--json").stdout)["webhooks"] == nothing
 
 
 def test_list_has_a_limit(svdq: Cli, connection: redis.Redis) -> None:
