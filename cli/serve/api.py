@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -161,7 +161,10 @@ async def create_from(request: Request, form: Form) -> tuple[Submission, JobView
         base = Draft(last_image=ANY_PHOTO) if last_photo else None
         spec = _for_key(request, await read_fields(request, form.fields, base))
         if PHOTO not in form.files:
-            message = f"The photo is missing; send it as the file {PHOTO}, or as a data URL."
+            message = (
+                "The photo is missing: a video is made of a photo, not of a prompt alone. Send it as the file "
+                f"{PHOTO}, or as a data URL."
+            )
             raise ApiError(400, message, param=PHOTO, code="missing_parameter")
         make = partial(backend.create, form.files[PHOTO], form.file_name, spec, last_photo=last_photo)
         submission, view = await _submit(request, make)
@@ -239,8 +242,8 @@ async def describe(request: Request, views: Sequence[JobView]) -> list[Video]:
     state = request.app.state
     snapshot: Snapshot = await state.snapshots.get()
     estimates = await state.backend.read(lambda connection: estimate_views(connection, views, snapshot))
-    [model, *_] = await models_of(request)
-    return [video_object(view, estimates.get(view.id, Estimate()), model) for view in views]
+    models = await models_of(request)
+    return [video_object(view, estimates.get(view.id, Estimate()), models) for view in views]
 
 
 async def delete_video(request: Request) -> Response:
@@ -354,14 +357,14 @@ async def _view(request: Request, video_id: str) -> JobView:
     return views[0]
 
 
-async def models_of(request: Request) -> list[str]:
-    """Return the full names of the models that render jobs now; without workers, the configured one."""
+async def models_of(request: Request) -> dict[str, str]:
+    """Return the models that workers run by full name, with their families, "" for any; else the configured one."""
     snapshot = await request.app.state.snapshots.get()
-    running = dict.fromkeys(rank.model for group in snapshot.groups for rank in group.ranks)
-    return list(running) or [request.app.state.backend.settings.model]
+    running = {rank.model: rank.family for group in snapshot.groups for rank in group.ranks}
+    return running or {request.app.state.backend.settings.model: ""}
 
 
-def _find_model(asked: str, names: Sequence[str], status: int) -> str:
+def _find_model(asked: str, names: Iterable[str], status: int) -> str:
     """Return the model with the same last part of its name: a client may know it by another folder or a hub id."""
     for name in names:
         if model_stem(asked) == model_stem(name):

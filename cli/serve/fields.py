@@ -16,6 +16,7 @@ from svdq.pipeline.models.known_model import NOT_KNOWN, Expected
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.submitting.draft import Draft, as_text, read_draft
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.model_choice import why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, as_key
 from svdq.producer.submitting.photos import nearest_side
 from svdq.producer.text import parse_future
@@ -108,8 +109,12 @@ def _read(
     if any(sound):
         plain["sound"] = True
     asked = Draft(**({"family": base.family, "last_image": base.last_image} | plain))
-    family = asked.family_for(expected, spell) or DEFAULT_FAMILY
-    notice = _take_nearest_size(plain, JOBS[family].side_multiple)
+    family = asked.family_for(expected, spell)
+    if family is None and any(text.strip() for text in prompts.values()):
+        family = next((name for name in WITH_PROMPTS if name in expected.families), None)
+    notices = [why_default(expected, spell)] if family is None else []
+    family = family or DEFAULT_FAMILY
+    notices.append(_take_nearest_size(plain, JOBS[family].side_multiple))
     notes: tuple[tuple[str, str], ...] = ()
     if sound and not any(sound) and "sound" in JOBS[family].model_fields:
         plain["sound"] = False
@@ -127,7 +132,7 @@ def _read(
         at=_time(own["at"], now) if "at" in own else None,
         notes=notes,
         keep_location="keep_location" in own and _is_on("keep_location", own["keep_location"]),
-        notice=notice,
+        notice=" ".join(filter(None, notices)),
     ).with_output(own.get("output", ""))
     spec.check(spell=spell)
     return spec

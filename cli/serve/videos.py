@@ -90,13 +90,15 @@ class Video(TypedDict):
     svdq: OwnFields
 
 
-def video_object(view: JobView, estimate: Estimate, model: str) -> Video:
-    """Describe a job; `model` is the one that makes jobs that have not begun."""
+def video_object(view: JobView, estimate: Estimate, models: Mapping[str, str]) -> Video:
+    """Describe a job; `models` run, with their families: one of its family makes a job that has not begun."""
     status: Status = STATUS.get(view.status, "failed") if view.is_readable else "failed"
     parameters = view.parameters
     completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None
     ttl_s = keys.RESULT_TTL_S if status == "completed" else keys.FAILURE_TTL_S
-    usual_frames, usual_fps = JOBS.get(parameters.get("family", DEFAULT_FAMILY), JOBS[DEFAULT_FAMILY]).usual
+    family = parameters.get("family", DEFAULT_FAMILY)
+    model = view.model or next((name for name, own in models.items() if own in ("", family)), family)
+    usual_frames, usual_fps = JOBS.get(family, JOBS[DEFAULT_FAMILY]).usual
     frames, fps = parameters.get("frames") or usual_frames, parameters.get("fps") or usual_fps
     width, height = parameters.get("width"), parameters.get("height")
     own = _own(view, estimate)
@@ -109,7 +111,7 @@ def video_object(view: JobView, estimate: Estimate, model: str) -> Video:
         "created_at": _epoch(view.created_at),
         "completed_at": completed_at,
         "expires_at": None if completed_at is None else completed_at + ttl_s,
-        "model": model_stem(view.model or model),
+        "model": model_stem(model),
         "prompt": parameters.get("prompt", view.notes.get("prompt")),
         "seconds": f"{frames / fps:.3f}".rstrip("0").rstrip("."),
         "size": f"{width}x{height}" if width and height else "auto",

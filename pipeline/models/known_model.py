@@ -63,6 +63,7 @@ class Expected:
 
     model: KnownModel | None = None  # decides the family of videos whose parameters do not
     families: tuple[str, ...] = ()  # of the workers' models: where several families fit, one of these is chosen
+    unknown: str = ""  # why there is no model, as a clause; "" where there is one, or any will do
 
 
 NOT_KNOWN = Expected()

@@ -22,6 +22,7 @@ from svdq.producer.status.job_view import view_many
 from svdq.producer.status.running import Running, read_running
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.entries import Submission
+from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.threads import ordered_map
 from svdq.producer.verdicts import read_verdicts
 
@@ -54,34 +55,34 @@ def expect(settings: Settings, connection: redis.Redis | None = None, named: str
     configured = configured_model(settings)
     if configured and stem in (None, model_stem(configured.name)):
         return Expected(model=configured)
-    if connection is None:
-        if not (settings.redis_url or running_url(settings.home)):
-            return Expected(model=configured)
-        with session(settings) as connection:
-            return expect(settings, connection, named)
-    running = read_running(connection)
+    running = Running()
+    if connection is not None or settings.redis_url or running_url(settings.home):
+        with session(settings, connection) as opened:
+            running = read_running(opened)
     models = {name: family for name, family in running.models.items() if has_weights(name)}
     families = tuple(name for name in JOBS if name in models.values())
     fitting = {family: name for name, family in models.items() if stem in (None, model_stem(name))}
-    if not fitting or (len(fitting) > 1 and (configured or None in fitting or DEFAULT_FAMILY in fitting)):
-        return Expected(model=configured, families=families)
-    family = next((name for name in JOBS if name in fitting), None)
+    is_unclear = len(fitting) > 1 and (configured or None in fitting or DEFAULT_FAMILY in fitting)
+    family = None if is_unclear else next((name for name in JOBS if name in fitting), None)
     model = configured if family is None else running_model(running, family, stem or "", fitting[family])
-    return Expected(model=model, families=families)
+    return Expected(model=model, families=families, unknown="" if model else _why_unknown(settings, running.models))
 
 
-def why_default(settings: Settings, running: Mapping[str, str | None]) -> str:
-    """Say in a sentence that videos are for the default family as nothing else is known; "" where any will do."""
+def _why_unknown(settings: Settings, running: Mapping[str, str | None]) -> str:
     if any(map(has_weights, running)):
-        reason = "the workers do not all have models of one known family"
-    elif has_weights(settings.model):
-        reason = f"the family of the model {settings.model} is not known here"
-    elif running or "model" in settings.model_fields_set:
+        return "the workers do not all have models of one known family"
+    if has_weights(settings.model):
+        return f"the family of the model {settings.model} is not known here"
+    return "" if running or "model" in settings.model_fields_set else "no worker is running and no model is configured"
+
+
+def why_default(expected: Expected, spell: Callable[[str], str] = as_flag) -> str:
+    """Say in a sentence that videos are for the default family as nothing else is known; "" where any will do."""
+    if not expected.unknown:
         return ""
-    else:
-        reason = "no worker is running and no model is configured"
-    others = " or ".join(f"--family {name} for {PARAMETERS[name].title}" for name in JOBS if name != DEFAULT_FAMILY)
-    return f"The videos are for {PARAMETERS[DEFAULT_FAMILY].title}, the default: {reason}. Give {others}."
+    others = (f"{spell('family')} {name} for {PARAMETERS[name].title}" for name in JOBS if name != DEFAULT_FAMILY)
+    title = PARAMETERS[DEFAULT_FAMILY].title
+    return f"The videos are for {title}, the default: {expected.unknown}. Give {' or '.join(others)}."
 
 
 def current_models(settings: Settings, running: Mapping[str, str | None]) -> dict[str, str | None]:

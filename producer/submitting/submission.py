@@ -192,11 +192,8 @@ def submit_checked(
 def _notes_on_models(settings: Settings, connection: redis.Redis, specs: Iterable[JobSpec]) -> Iterator[str]:
     specs = list(specs)
     named = {model_stem(each.model) for spec in specs for each in spec.drafts if each.model}
-    are_open = any(spec.is_open for spec in specs)
-    running = read_running(connection).models if named or are_open else {}
-    if are_open and (sentence := why_default(settings, running)):
-        yield sentence
-    models = current_models(settings, running)
+    models = current_models(settings, read_running(connection).models) if named else {}
+    yield from filter(None, {why_default(spec.expected) for spec in specs if spec.is_open})
     for name in sorted(named - models.keys()) if models else ():
         yield f"No worker runs the model {name}; its videos wait for one."
 

@@ -15,7 +15,6 @@ from svdq.pipeline.models.known_model import Expected
 from svdq.pipeline.models.model_name import model_stem
 from svdq.producer.connection import database_id, session
 from svdq.producer.settings import Settings
-from svdq.producer.status.running import read_running
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.model_choice import configured_model, expect, why_default
@@ -66,8 +65,8 @@ def watch(
         try:
             with session(settings) as connection:  # so that a problem is reported at the start
                 database = database_id(connection)
-                if config.is_open and expect(settings, connection, named).model is None:
-                    default = f" {why_default(settings, read_running(connection).models)}".rstrip()
+                if config.is_open:
+                    default = f" {why_default(expect(settings, connection, named))}".rstrip()
         except UnavailableError as error:
             if options.once:
                 raise

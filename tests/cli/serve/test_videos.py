@@ -89,6 +89,23 @@ def test_a_family_with_prompts(server: Server, data: bytes, svdq: Cli, photo: Pa
     assert (again["prompt"], again["svdq"]["parameters"]["family"]) == ("a cat", "wan")
 
 
+def test_a_prompt_is_for_a_model_that_takes_one_where_such_a_one_runs(
+    server: Server, data: bytes, connection: redis.Redis
+) -> None:
+    for family in ("svd", "ltx"):
+        save(connection, rank(0, family, num_ranks=1, model=f"/models/my-{family}", family=family))
+    wait_until(lambda: len(server.get("/v1/models").json["data"]) == 2)
+    told, plain = (server.create(data, prompt=prompt, seed=1).json for prompt in ("It rains.", ""))
+    assert (told["svdq"]["parameters"]["family"], told["model"], told["prompt"]) == ("ltx", "my-ltx", "It rains.")
+    assert (told["svdq"]["ignored"], told["svdq"]["notice"]) == ([], None)
+    assert plain["model"] == "my-svd"
+    says = "for Stable Video Diffusion, the default: the workers do not all have models of one known family."
+    assert says in plain["svdq"]["notice"]
+    alone = server.ask("POST", "/v1/videos", {"prompt": "It rains."})
+    assert (alone.status, alone.error["param"], alone.error["code"]) == (400, "input_reference", "missing_parameter")
+    assert "not of a prompt alone" in alone.error["message"]
+
+
 def test_a_last_frame(
     server: Server, data: bytes, svdq: Cli, photo: Path, tmp_path: Path, settings: Settings, connection: redis.Redis
 ) -> None:

@@ -15,6 +15,7 @@ from svdq.producer.submitting.checking import BadPhotosError, Observer
 from svdq.producer.submitting.draft import Draft, sweep
 from svdq.producer.submitting.entries import Submission
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.model_choice import expect
 from svdq.producer.submitting.photos import check_data
 from svdq.producer.submitting.sources import PhotoRequest, find_photos, read_prompt
 from svdq.producer.submitting.submission import submit, submit_all
@@ -99,7 +100,7 @@ def test_a_family_without_prompts_ignores_them(connection: redis.Redis, settings
     (before,) = submit(settings, [photo], Draft(seed=1))
     photo.with_suffix(".txt").write_bytes(b"\xff not even text")
     observer = Notes()
-    request = PhotoRequest(path=photo, spec=JobSpec(drafts=(Draft(seed=1),)))
+    request = PhotoRequest(path=photo, spec=JobSpec(drafts=(Draft(seed=1),), expected=expect(settings)))
     (submission,) = submit_all(settings, [request], observer=observer)
     assert submission.id == before.id
     ignored, default = observer.notes
