@@ -25,6 +25,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "image_encoder": ("clip_vision",),
     "lora": ("loras",),
 }
+_MAX_EXTRA, _MAX_DEPTH = 100_000, 5  # letters of it, and levels; ComfyUI's has two
 _IN_HOME = ("~/ComfyUI", "~/comfy/ComfyUI")  # the second is where comfy-cli installs it
 EXTRA = "extra_model_paths.yaml"
 
@@ -138,7 +139,15 @@ def _read_extra(file: Path) -> dict[str, list[Path]]:
     except ImportError as error:
         raise InputError(f"To read {file} needs the package PyYAML; {how_to_install('worker')}.") from error
     try:
-        document: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if len(text) > _MAX_EXTRA:
+            raise ValueError(f"it has more than {_MAX_EXTRA:,} letters")
+        depth = 0
+        for event in yaml.parse(text):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH or isinstance(event, yaml.AliasEvent):
+                raise ValueError("it has aliases (*) or nested lists, which are not of ComfyUI")
+        document: Any = yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"{file} cannot be read ({str(error).splitlines()[0]}); correct it.") from error
     found: dict[str, list[Path]] = {}

@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -31,6 +32,10 @@ SHARD_BYTES = 2 * 1024**3  # bytes of weights in a file of the copy, and so abou
 _UNREAD = (".bin", ".pt", ".msgpack", ".h5")  # endings of weights files that svdq does not read
 #: Where training programs put the weights in a .pth file, the better ones first.
 _WEIGHTS_KEYS = ("params_ema", "params", "model_state_dict", "state_dict", "model", "net")
+
+
+#: Times the size of a .pth file that its weights may take, since some have two names; and bytes that any file may take.
+_MOST_SHARED, _SMALL_BYTES = 2, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +125,13 @@ def convert_pickle(source: Path, target: Path) -> int:
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists; name a file that does not exist yet.")
     weights = _weights_in(source)
+    num_bytes = sum(weight.nbytes for weight in weights.values())
+    # What shares its bytes in the file is written once for each name.
+    if num_bytes > max(_MOST_SHARED * source.stat().st_size, _SMALL_BYTES):
+        raise InputError(
+            f"The weights of {source} would take {size_text(num_bytes)}, and the file has {source.stat().st_size:,} "
+            "bytes: they repeat themselves, as no model's do. Get it again, or as .safetensors."
+        )
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".svdq-convert-", dir=target.parent) as folder:
@@ -128,22 +140,24 @@ def convert_pickle(source: Path, target: Path) -> int:
                 # Cloned, since safetensors refuses tensors that share memory.
                 copies = {name: each.clone(memory_format=torch.contiguous_format) for name, each in weights.items()}
                 save_file(copies, partial, metadata={"format": "pt"})
-            except (
-                KeyError,
-                TypeError,
-                ValueError,
-                RuntimeError,
-            ) as error:  # sparse, complex, no text as name
+            except (KeyError, UnicodeEncodeError) as error:  # such as torch.complex128, and names that are no text
                 reason = reason_of(error)
                 raise InputError(f"The weights of {source} cannot be safetensors ({reason}); name another.") from error
             partial.rename(target)
-    return sum(weight.nbytes for weight in weights.values())
+    return num_bytes
 
 
 def _weights_in(source: Path) -> dict[str, torch.Tensor]:
-    """Return the weights in a .pth file; raises InputError if it holds anything else."""
+    """Return the weights in a .pth file; raises InputError if it holds anything else, or they are not plain tensors."""
     try:
+        if zipfile.is_zipfile(source):
+            with zipfile.ZipFile(source) as parts:
+                # torch does not compress; what others compress could fill the memory.
+                if sum(part.file_size for part in parts.infolist()) > source.stat().st_size:
+                    raise InputError(f"The file {source} is compressed, as torch writes none; get it again.")
         found = torch.load(source, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except FileNotFoundError as error:
         raise InputError(f"There is no file {source}; correct its name.") from error
     except OSError as error:
@@ -160,6 +174,15 @@ def _weights_in(source: Path) -> dict[str, torch.Tensor]:
     weights = {name: value for name, value in found.items() if torch.is_tensor(value)}
     if not weights:
         raise InputError(f"The file {source} holds no weights; name another.")
+    for name, value in weights.items():
+        if not isinstance(name, str):
+            raise InputError(f"The file {source} has a weight named {name!r:.80}, which is no text; name another file.")
+        is_plain = value.layout == torch.strided and value.device.type == "cpu"
+        if not is_plain or value.is_nested or value.is_quantized:
+            raise InputError(
+                f"The weight {name!r:.80} of {source} is no plain tensor (but sparse, nested, quantized or empty); "
+                "name another file."
+            )
     return weights
 
 

@@ -17,6 +17,7 @@ from svdq.pipeline.errors import InputError, how_to_install, reason_of
 from svdq.pipeline.models.family import FileNames, FolderLayout
 from svdq.pipeline.models.model_name import is_model_file, preset_or_path
 from svdq.pipeline.models.weights.comfy_quant import NOTE, SCALES, SECOND, implied_mark, marks_of, scale_keys
+from svdq.pipeline.models.weights.gguf_file import open_gguf
 from svdq.pipeline.models.weights.safetensors_file import SafetensorsFile
 
 _DTYPES = {"F16", "BF16", "F32", "F8_E4M3", "F8_E5M2"}  # supported types of weights, as named by safetensors
@@ -157,20 +158,10 @@ def formats_in(files: Iterable[Path]) -> set[str]:
     return found
 
 
-def _open_gguf(file: Path) -> Any:
-    """Return the package's reader of a file; raises OSError, ValueError for what is not whole, or ImportError."""
-    from gguf import GGUFReader
-
-    try:
-        return GGUFReader(file)
-    except (LookupError, TypeError, ArithmeticError) as error:
-        raise ValueError(str(error)) from error
-
-
 def gguf_tensors(file: Path) -> Sequence[Any]:
     """Return the tensors of a GGUF file, mapped; raises InputError if it cannot be read."""
     try:
-        return list(_open_gguf(file).tensors)
+        return list(open_gguf(file).tensors)
     except ImportError as error:
         raise InputError(f"The weights file {file} needs the package gguf; {how_to_install('gguf')}.") from error
     except (OSError, ValueError) as error:
@@ -194,7 +185,7 @@ def _is_pointer(file: Path) -> bool:
 def gguf_fields(file: Path) -> Mapping[str, Any]:
     """Return the fields of a GGUF file; none of one that cannot be read, or without the package gguf."""
     try:
-        return dict(_open_gguf(file).fields)
+        return dict(open_gguf(file).fields)
     except (ImportError, OSError, ValueError):
         return {}
 

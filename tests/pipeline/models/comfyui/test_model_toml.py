@@ -95,6 +95,16 @@ def test_what_is_not_read_is_said_and_not_to_be_fetched(tmp_path: Path) -> None:
     assert made.submit[1] == "cat.png"
 
 
+@pytest.mark.parametrize(
+    "text", ["a: &a [1]\nb: *a\n", "a: " + "[" * 5000, "a: b\n" * 50_000], ids=["aliases", "deep", "long"]
+)
+def test_a_hostile_yaml_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "extra_model_paths.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"extra_model_paths.yaml cannot be read"):
+        find_folders(tmp_path, tmp_path / "w.json")
+
+
 def test_extra_model_paths_are_searched_too(tmp_path: Path) -> None:
     (tmp_path / "ComfyUI" / "models").mkdir(parents=True)
     (tmp_path / "ComfyUI" / "extra_model_paths.yaml").write_text(
@@ -111,10 +121,9 @@ def test_a_broken_yaml_and_a_folder_that_is_not_there_are_sentences(tmp_path: Pa
     with pytest.raises(InputError, match="There is no folder"):
         find_folders(tmp_path / "none", tmp_path / "w.json")
     (tmp_path / "models").mkdir()
-    for text in ("a: [", "a: " + "[" * 5000):
-        (tmp_path / "extra_model_paths.yaml").write_text(text)
-        with pytest.raises(InputError, match=r"extra_model_paths.yaml cannot be read"):
-            find_folders(tmp_path, tmp_path / "w.json")
+    (tmp_path / "extra_model_paths.yaml").write_text("a: [")
+    with pytest.raises(InputError, match=r"extra_model_paths.yaml cannot be read"):
+        find_folders(tmp_path, tmp_path / "w.json")
 
 
 def test_missing_files_are_named_with_their_place_and_size(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -195,9 +196,11 @@ def test_a_pickle_becomes_safetensors_and_runs_no_code(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ({1: torch.zeros(2)}, "cannot be safetensors"),
-        ({"a": torch.empty(10**5, 10**6, device="meta")}, "cannot be safetensors"),
-        ({"a": torch.zeros(2, 2).to_sparse()}, "cannot be safetensors"),
+        ({1: torch.zeros(2)}, "a weight named 1, which is no text"),
+        ({"a": torch.empty(10**5, 10**6, device="meta")}, "The weight 'a' of "),
+        ({"a": torch.zeros(2, 2).to_sparse()}, "is no plain tensor"),
+        ({"a": torch.zeros(1).expand(10**6, 10**5)}, "would take 400.0 GB, and the file has "),
+        ({f"{number}": torch.zeros(1).expand(10**8) for number in range(100)}, "would take 40.0 GB"),
         ({"a": torch.zeros(2, dtype=torch.complex128)}, "cannot be safetensors (torch.complex128)"),
         ({"\ud800": torch.zeros(2)}, "surrogates not allowed"),
     ],
@@ -213,3 +216,13 @@ def test_weights_that_cannot_be_written_are_one_sentence(
     assert words in said
     assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["x2.pth"]
+
+
+def test_a_compressed_pickle_is_refused_before_it_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"a": torch.zeros(10**6)}, tmp_path / "plain.pth")
+    source = tmp_path / "x2.pth"
+    with zipfile.ZipFile(tmp_path / "plain.pth") as plain, zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    assert run(["model", "convert", str(source), str(tmp_path / "x2.safetensors")]) == 2
+    assert "is compressed" in capsys.readouterr().err
