@@ -58,9 +58,11 @@ def absolute(path: Path) -> Path:
 
 
 def local_folder(storage: str) -> Path | None:
-    """Return the folder of a path or a file:// URL, None for a remote storage; raises InputError for an empty URL."""
+    """Return the folder of a path or a file:// URL, None for a remote storage; raises InputError for a broken URL."""
     scheme, colon, rest = storage.partition("://")
     if not colon:
+        if storage.startswith(("s3:", "gs:", "az:", "file:")):  # and no folder of that name
+            raise InputError(f"The storage {storage!r} lacks its two slashes, as in s3://bucket/prefix.")
         return Path(storage)
     if scheme not in ("file", "local"):
         return None

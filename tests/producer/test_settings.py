@@ -59,6 +59,13 @@ def test_a_url_of_no_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         load_settings()
 
 
+@pytest.mark.parametrize("url", ["s3:/bucket/prefix", "gs:bucket", "file:/srv/videos"])
+def test_a_url_without_its_slashes_is_no_folder(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("SVDQ_STORAGE", url)
+    with pytest.raises(InputError, match="lacks its two slashes"):
+        load_settings()
+
+
 @pytest.mark.parametrize("url", ["videos", "file://videos", "local://videos"])
 def test_a_relative_folder_is_the_same_for_every_process(home: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("SVDQ_STORAGE", url)
