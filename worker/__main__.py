@@ -64,7 +64,8 @@ def main(run_dir: Path | None, **options: Any) -> None:
         log_format = config.log_format
         log = start_logging(log_format, rank, config.group)
         logging.getLogger("rq.worker").setLevel(logging.WARNING)
-        logging.getLogger("botocore").setLevel(logging.WARNING)  # else a line for each place of credentials
+        for name in ("aiobotocore", "botocore"):
+            logging.getLogger(name).setLevel(logging.WARNING)  # else a line for each place of credentials
         if sys.stderr is not None:  # the shell's `2>&-` closes it
             # So that a crash in native code says where it was. The stacks of running threads may crash faulthandler
             # itself, before it comes to the one that crashed.

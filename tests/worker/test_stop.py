@@ -27,6 +27,7 @@ def test_a_group_stops_although_a_photo_never_comes(site, s3: str, s3_server: st
         assert group.end() == 0, group.text
         proxy.shutdown()
     assert "1 job went back to the queue" in group.text
+    assert "credentials" not in group.text, "where they are is said by the library of S3, for each connection"
     assert site.queued() == [job]
 
 
