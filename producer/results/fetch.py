@@ -101,9 +101,7 @@ def fetch_all(storage: Storage, results: Sequence[Result], output: str) -> Itera
         for result, stem in zip(results, stems, strict=True):
             yield _fetch(storage, result, folder, folder / stem)
     except OSError as error:
-        raise InputError(
-            f"The folder {str(folder)!r} cannot be written ({error.strerror}); give another with --output."
-        ) from error
+        raise InputError(f"The folder {str(folder)!r} cannot be written ({error.strerror}); give another.") from error
 
 
 def _stem(result: Result, template: str) -> str:

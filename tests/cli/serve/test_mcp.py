@@ -124,6 +124,9 @@ def test_an_agent_makes_waits_for_and_gets_videos(serve: Serve, photo: Path, tmp
         stored = Path(unquote(link.uri.removeprefix("file://")))
         fetched = await call(client, "fetch", video_id=video["id"], folder=str(tmp_path / "mine"))
         assert [Path(path).read_bytes() for path in fetched["paths"]] == [stored.read_bytes()]
+        folder = f"{photo}/x"  # the photo is no folder
+        reason = "(Not a directory); give another."  # without an option of commands
+        assert (await refused(client, "fetch", video_id=video["id"], folder=folder)).endswith(reason)
 
     over_stdio(lambda client: use_here(client, 3))
     over_stdio(lambda client: use_here(client, 4), mode="legacy")
