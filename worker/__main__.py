@@ -115,7 +115,7 @@ def _run(run_config: RunConfig, restart_count: int, log: JobLogHandler, run_dir:
     # Not before, since torch and what it needs may be installed wrongly.
     from svdq.pipeline.transport.topology import Topology
     from svdq.worker.queue.crashes import CrashMarker, folder_without_launcher
-    from svdq.worker.rank import run_rank
+    from svdq.worker.rank import Rank
     from svdq.worker.startup import RankProcess, Signals
 
     gc.freeze()
@@ -129,7 +129,8 @@ def _run(run_config: RunConfig, restart_count: int, log: JobLogHandler, run_dir:
         run_folder.write_pid(run_dir, topology.rank)
         if restart_count > 0:
             run_folder.await_permission(run_dir, restart_count)
-    run_rank(RankProcess(run=run_config, topology=topology, signals=signals, marker=marker, log=log, run_dir=run_dir))
+    process = RankProcess(run=run_config, topology=topology, signals=signals, marker=marker, log=log, run_dir=run_dir)
+    Rank(process).run()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from svdq.pipeline.transport.topology import Links
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer import keys
 from svdq.producer.connection import server_url
-from svdq.producer.status.ranks import IntakeStatus, RoundPlace
+from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count
 from svdq.worker import run_folder
@@ -54,11 +54,6 @@ logger = logging.getLogger("svdq.worker")
 
 STATES_SHARE, LEAST_STATES_BYTES = 0.1, 500_000_000  # share of free host memory for waiting videos, and its least
 FLUSH_S = 6.0  # that a rank which ends waits for its checkpoints, and again for its videos
-
-
-def run_rank(process: RankProcess) -> None:
-    """Run a rank until no more jobs come or SIGTERM, which ends its process with 0 after a step; raises SvdqError."""
-    Rank(process).run()
 
 
 class Rank:
@@ -282,13 +277,12 @@ class Rank:
 
     def _group_status(self, intake: Intake) -> IntakeStatus:
         stage = self._stage
-        places = {job_id: RoundPlace(**vars(outlook)) for job_id, outlook in stage.outlook().items()}
         of_stage: dict[str, object] = {
             "costs": tuple(stage.costs.measured()),
             "upscales": tuple(stage.costs.upscales()),
             "keeps_latents": self._process.run.settings.keep_latents,
             "failed_gpus": self._process.run.rank.failed_gpus,
-            "places": places,
+            "places": stage.outlook(),
         }
         if stage.rounds is not None:
             of_stage |= {"round_size": stage.rounds.size, "pace_s": stage.rounds.pace_s}

@@ -190,7 +190,7 @@ class Admission:
         with self._lock:
             admitted = dict(self._in_flight)
             if not all(self._costs.is_measured(each.shape) for each in admitted.values()):
-                found = {index: replace(outlook, eta_s=None) for index, outlook in found.items()}
+                found = {index: outlook.model_copy(update={"eta_s": None}) for index, outlook in found.items()}
         return {admitted[index].job_id: outlook for index, outlook in found.items() if index in admitted}
 
     def _seconds(self, index: int, leg: Leg) -> float:

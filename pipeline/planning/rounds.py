@@ -7,10 +7,13 @@ that loading takes a small share of its time.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from svdq.pipeline.planning.binding import Segment
+from svdq.pipeline.planning.costs import Seconds
 
 #: The sets of components besides the denoising ones, which have the name of their component.
 TEXT_ENCODER, ENCODERS, DECODER = "text encoder", "encoders", "decoder"
@@ -52,14 +55,18 @@ class _Member:
     priority: int  # the lowest comes first
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outlook:
+class Outlook(BaseModel):
     """The videos and loads before a video of a round."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", allow_inf_nan=False)
 
     #: The set that it needs next, and the number of videos before it there.
     components: str
-    num_before: int
-    eta_s: float | None  # estimated seconds until it is decoded; None: not known
+    num_before: int = Field(ge=0, lt=2**63)
+    eta_s: Seconds | None  # estimated until it is decoded; None before costs are measured
+
+    def __str__(self) -> str:
+        return f"{self.components}, " + (f"{self.num_before} before it" if self.num_before else "next")
 
 
 class Rounds:
@@ -207,5 +214,5 @@ class Rounds:
                 for place, (index, leg) in enumerate(legs.items()):
                     at_s += seconds(index, leg)
                     first = found.get(index) or Outlook(components=components, num_before=place, eta_s=None)
-                    found[index] = replace(first, eta_s=at_s)
+                    found[index] = first.model_copy(update={"eta_s": at_s})
         return found

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from redis.client import Pipeline
 
 from svdq.pipeline.planning.costs import Seconds, ShapeCosts, UpscaleCosts
+from svdq.pipeline.planning.rounds import Outlook
 from svdq.producer import keys, lua
 from svdq.producer.records import Record
 from svdq.producer.text import MAX_SECONDS, iso_of
@@ -41,17 +42,6 @@ class Condition(Record):
 NO_CHECKPOINTS = "Checkpoints cannot be written, videos continue without"  # the effect that holds up no video
 
 
-class RoundPlace(Record):
-    """The place of a job on a rank that holds one set of a model's components at a time."""
-
-    components: str  # the set that it needs next
-    num_before: Whole  # jobs that need the same set before it
-    eta_s: Seconds | None  # until it is decoded; None before costs are measured
-
-    def __str__(self) -> str:
-        return f"{self.components}, " + (f"{self.num_before} before it" if self.num_before else "next")
-
-
 class IntakeStatus(Record):
     """The report of rank 0 about its group."""
 
@@ -64,7 +54,7 @@ class IntakeStatus(Record):
     upscales: tuple[UpscaleCosts, ...] = ()
     keeps_latents: bool = Field(default=False, exclude_if=not_)  # which finished videos are upscaled from
     draining: bool = False
-    places: Mapping[str, RoundPlace] = {}  # in rounds, of each job in flight
+    places: Mapping[str, Outlook] = {}  # in rounds, of each job in flight
     round_size: Whole = 0
     loras: Mapping[str, str] = {}  # the LoRAs that jobs may choose: digests by name
     ability: str = ""  # its id in `keys.ABILITIES`; "" of earlier versions

@@ -19,12 +19,13 @@ from svdq.cli.serve.now import read_state
 from svdq.cli.top import draw
 from svdq.cli.view import lines_of, progress_of
 from svdq.pipeline.planning.costs import ShapeCosts
+from svdq.pipeline.planning.rounds import Outlook
 from svdq.producer import keys
 from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.estimates import UNMEASURED
 from svdq.producer.status.job_view import view
-from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, Rest, RoundPlace, read_groups
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, Rest, read_groups
 from svdq.producer.status.snapshot import Recent, Snapshot, take
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_many
@@ -275,8 +276,8 @@ def test_a_rank_in_rounds_says_what_it_loads_and_its_jobs_what_they_wait_for(
     meta = {"waits": {"rank": 0, "step": 4, "boundaries": [0, 8], "decoder": 0}, "new": {}}
     ids = {name: start(connection, number, name, **of_job) for number, (name, of_job) in enumerate(meta.items())}
     places = {
-        ids["waits"]: RoundPlace(components="transformer_2", num_before=12, eta_s=9.0),
-        ids["new"]: RoundPlace(components="encoders", num_before=0, eta_s=99.0),
+        ids["waits"]: Outlook(components="transformer_2", num_before=12, eta_s=9.0),
+        ids["new"]: Outlook(components="encoders", num_before=0, eta_s=99.0),
     }
     intake = IntakeStatus(worker="w", in_flight=tuple(places), places=places, round_size=13)
     loading = {"activity": "loading", "loading": "transformer_2", "loading_s": 6.2}

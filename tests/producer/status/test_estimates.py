@@ -11,6 +11,7 @@ from svdq.pipeline.models.model_name import PRESETS
 from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.planning.costs import ShapeCosts, UpscaleCosts
+from svdq.pipeline.planning.rounds import Outlook
 from svdq.producer.pauses import SUSPENDED, Pause
 from svdq.producer.status import estimates
 from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, estimate_jobs, with_more
@@ -23,7 +24,6 @@ from svdq.producer.status.ranks import (
     IntakeStatus,
     RankStatus,
     Rest,
-    RoundPlace,
 )
 from svdq.worker.cards import Cards
 from svdq.worker.fit import ways
@@ -137,7 +137,7 @@ def test_before_the_first_video_the_end_is_that_of_svdq_plan_by_published_times(
     before = Backlog(num_jobs=1, sample=[WAN], num_ahead={"q": 0})
     assert eta(queued, rounds_on_4090(), before=before).by
     # The two of the first round end together.
-    places = dict.fromkeys(("a", "b"), RoundPlace(components="transformer", num_before=0, eta_s=None))
+    places = dict.fromkeys(("a", "b"), Outlook(components="transformer", num_before=0, eta_s=None))
     begun = JobView(id="a", status="started", step=1, steps=4, parameters=WAN)
     first = eta(begun, rounds_on_4090(in_flight=("a", "b"), places=places))
     assert first.eta_s == pytest.approx(2 * in_rounds.time_s / 300)
@@ -240,7 +240,7 @@ def test_uploads_beside_slower_ranks_delay_the_end_by_one() -> None:
 
 def in_rounds(size: int, **places: tuple[str, int, float | None]) -> GroupStatus:
     found = {
-        job_id: RoundPlace(components=components, num_before=number, eta_s=eta_s)
+        job_id: Outlook(components=components, num_before=number, eta_s=eta_s)
         for job_id, (components, number, eta_s) in places.items()
     }
     intake = IntakeStatus(worker="w", in_flight=tuple(places), costs=(COSTS,), places=found, round_size=size)
