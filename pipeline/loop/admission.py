@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from svdq.pipeline.loop.inbox import RoundsInbox
 from svdq.pipeline.loop.protocols import Report, Request, Source
-from svdq.pipeline.loop.rounds import RoundsInbox
 from svdq.pipeline.loop.sample import PHOTOS, Sample
 from svdq.pipeline.models.compute.failures import describe_failure
 from svdq.pipeline.models.video_model import VideoModel

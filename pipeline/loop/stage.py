@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.loop.admission import Admission
-from svdq.pipeline.loop.inbox import Inbox
+from svdq.pipeline.loop.inbox import Inbox, RoundsInbox
 from svdq.pipeline.loop.outlet import Outlet
 from svdq.pipeline.loop.protocols import Report, Surroundings
-from svdq.pipeline.loop.rounds import RoundsInbox
 from svdq.pipeline.loop.sample import Sample, sample_from
 from svdq.pipeline.loop.work import KEEP_EVERY_S, UnitLoop, Warmup
 from svdq.pipeline.models.upscaler import Upscaler
