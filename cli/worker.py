@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from redis.exceptions import AuthenticationError
@@ -23,7 +23,7 @@ from svdq.cli.formatting import echo
 from svdq.cli.option_types import GivenPath, SectionedCommand, storage_options
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, require_torch
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
-from svdq.pipeline.models.compute.options import KEPT
+from svdq.pipeline.models.compute.options import Weights
 from svdq.pipeline.models.names.model_names import resolve, what_it_was
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.upscaler_file import find_upscaler
@@ -103,7 +103,7 @@ class WorkerCommand(SectionedCommand):
 )
 @click.option(
     "--weights",
-    type=click.Choice(KEPT),
+    type=click.Choice(get_args(Weights)),
     help="How weights of quantized files are held and multiplied. native: as in the file, and layers multiply in its "
     "format (int8, fp8, mxfp8, nvfp4); stored: as in the file, and layers make them when they use them; made: in the "
     "type computed in, with the same frames as stored. auto: native where the GPU has a kernel, else made where there "

@@ -10,7 +10,7 @@ import click
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute.options import ComputeOptions
+from svdq.pipeline.models.compute.options import Approximate, Compiled, ComputeOptions, Dtype, Offload, Weights
 from svdq.pipeline.models.families import family_named, titles_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer.settings import ENV_PREFIX, Settings
@@ -37,15 +37,15 @@ class RankConfig(BaseModel):
     log_format: Literal["text", "json"] = Field(
         default="text", description="Format of the log on stderr; json prints an object a line."
     )
-    dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
+    dtype: Dtype = Field(
         default="auto",
         description="Type to compute in; auto: fp16 on GPUs "
         f"({titles_of(lambda family: family.half == 'bf16')}: bf16), fp32 on processors.",
     )
-    compile: Literal["off", "blocks", "whole"] = Field(
+    compile: Compiled = Field(
         default="off", description="What of the denoising is compiled, for each shape of video when it is first made."
     )
-    approximate: tuple[Literal["int8"], ...] = Field(
+    approximate: tuple[Approximate, ...] = Field(
         default=(),
         description="Change results by more than rounding, and mark them. int8: linear layers "
         "of blocks multiply in int8, to which their weights are quantized as they are loaded.",
@@ -61,7 +61,7 @@ class RankConfig(BaseModel):
         description="How a rank holds the experts of a model with several: all of them; one; or, if it is the only "
         "rank of its group, one at a time, in rounds over many videos. auto: all where its memory suffices.",
     )
-    offload: Literal["off", "blocks"] = Field(
+    offload: Offload = Field(
         default="off",
         description="Keep transformers in host memory; blocks: copy each block to the GPU while the one "
         "before computes. The frames stay the same.",
@@ -73,7 +73,7 @@ class RankConfig(BaseModel):
         description="Host memory of a group for parts of the model that are not in use, such as 48GB; what has no room "
         "is read from its files again. Default: what is free less 4 GB, shared by all groups.",
     )
-    weights: Literal["auto", "native", "stored", "made"] = "auto"  # `Settings.weights`
+    weights: Weights = "auto"  # `Settings.weights`
     group: str | None = None  # number of the group in its launcher, for log lines
     num_groups: int = Field(default=1, ge=1)  # of its launcher, which share the queue
     #: Largest number of ranks that share a GPU, in all groups; None: count the ranks of this torchrun.

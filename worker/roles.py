@@ -12,7 +12,7 @@ import torch
 
 from svdq.pipeline.errors import InputError, how_to_install
 from svdq.pipeline.models.compute.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
-from svdq.pipeline.models.compute.options import ComputeOptions
+from svdq.pipeline.models.compute.options import ComputeOptions, Weights
 from svdq.pipeline.models.families import family_named, layout_of
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.needs import Residency, SizedModel
@@ -209,7 +209,7 @@ def choose_weights(
     device: torch.device,
     *,
     for_loras: bool,
-) -> str:
+) -> Weights:
     """Return whether the weights of a rank of so many bytes stay as their files store them: stored or made.
 
     They stay where layers multiply in their formats. Else they are made once where there is room for all that the rank

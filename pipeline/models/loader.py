@@ -16,10 +16,8 @@ from svdq.pipeline.models.weights.model_folder import DTYPES
 
 def dtype_for(model: ResolvedModel, device: torch.device, options: ComputeOptions = DEFAULTS) -> torch.dtype:
     """Return the dtype that a model computes in; auto is float32 on CPUs, as in diffusers, else its family's half."""
-    name = options.dtype
-    if name == "auto":
-        name = "fp32" if device.type == "cpu" else family_named(model.family or DEFAULT_FAMILY).half
-    dtype: torch.dtype = getattr(torch, DTYPES[name])
+    auto = "fp32" if device.type == "cpu" else family_named(model.family or DEFAULT_FAMILY).half
+    dtype: torch.dtype = getattr(torch, DTYPES[auto if options.dtype == "auto" else options.dtype])
     return dtype
 
 

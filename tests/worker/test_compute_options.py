@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
@@ -12,10 +12,9 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.compute.options import APPROXIMATE, COMPILED, OFFLOADED, ComputeOptions
+from svdq.pipeline.models.compute.options import Approximate, Compiled, ComputeOptions, Dtype, Offload
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
-from svdq.pipeline.models.weights.model_folder import DTYPES
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.storage.storage import Storage
@@ -35,7 +34,6 @@ from svdq.worker.startup import check_alike, prepare_compiling
 
 
 def test_the_options_of_a_rank_are_those_of_the_pipeline() -> None:
-    """`RankConfig` names them again, for `--help` without torch."""
     found = []
 
     @click.command()
@@ -46,12 +44,12 @@ def test_the_options_of_a_rank_are_those_of_the_pipeline() -> None:
     assert CliRunner().invoke(rank, [], catch_exceptions=False).exit_code == 0
     assert found.pop() == RankConfig()
     for option, names in (
-        ("dtype", ["auto", *DTYPES]),
-        ("compile", COMPILED),
-        ("approximate", APPROXIMATE),
-        ("offload", OFFLOADED),
+        ("dtype", Dtype),
+        ("compile", Compiled),
+        ("approximate", Approximate),
+        ("offload", Offload),
     ):
-        for name in names:
+        for name in get_args(names):
             assert CliRunner().invoke(rank, [f"--{option}", name], catch_exceptions=False).exit_code == 0
             compute = found.pop().compute
             assert name in (compute.dtype, compute.compiled, *compute.approximate, compute.offload)

@@ -5,15 +5,18 @@ Launchers read the options, so torch is imported in the functions that use it.
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from svdq.pipeline.errors import InputError, reason_of
 
 if TYPE_CHECKING:
     import torch
 
-COMPILED, APPROXIMATE, OFFLOADED = ("off", "blocks", "whole"), ("int8",), ("off", "blocks")
-KEPT = ("auto", "native", "stored", "made")
+Dtype = Literal["auto", "fp32", "fp16", "bf16"]  # auto: float32 on CPUs, half precision on GPUs
+Compiled = Literal["off", "blocks", "whole"]
+Approximate = Literal["int8"]
+Offload = Literal["off", "blocks"]
+Weights = Literal["auto", "native", "stored", "made"]
 #: Blocks that a GPU holds at a time if they are streamed: the present one, the next one, and one for what the allocator
 #: cannot use at once.
 STREAMED_BLOCKS = 3
@@ -30,13 +33,12 @@ MAX_ATTENTION_BATCH = 65_535
 class ComputeOptions:
     """How a UNet or transformer computes. The defaults are diffusers' own."""
 
-    #: Type of weights and activations: auto (float32 on CPUs, half precision on GPUs), fp32, fp16 or bf16.
-    dtype: str = "auto"
-    compiled: str = "off"  # what torch.compile compiles, of COMPILED
-    approximate: tuple[str, ...] = ()  # what changes results by more than rounding, of APPROXIMATE
+    dtype: Dtype = "auto"  # of weights and activations
+    compiled: Compiled = "off"  # what torch.compile compiles
+    approximate: tuple[Approximate, ...] = ()  # what changes results by more than rounding
     attention: str = "native"  # the backend of diffusers' attention dispatcher, or comfy-kitchen's int8
-    offload: str = "off"  # what stays in host memory until it is needed, of OFFLOADED; changes no bits
-    weights: str = "auto"  # whether weights stay as files store them, of KEPT; between stored and made no bit differs
+    offload: Offload = "off"  # what stays in host memory until it is needed; changes no bits
+    weights: Weights = "auto"  # whether weights stay as files store them; between stored and made no bit differs
     native: tuple[str, ...] = ()  # titles of the formats of files that layers multiply in, as decided by `weights`
 
     @property

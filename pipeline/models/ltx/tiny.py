@@ -2,7 +2,7 @@
 
 import string
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -13,7 +13,7 @@ from svdq.pipeline.models.weights.components import be_quiet
 
 #: LTX-2.3 distilled, the same not distilled, and 2.5.
 Variant = Literal["2.3", "2.3-dev", "2.5"]
-VARIANTS: tuple[Variant, ...] = ("2.3", "2.3-dev", "2.5")
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 _CHANNELS, _AUDIO_CHANNELS, _MEL_BINS = 8, 4, 16  # of latents, and of mel spectrograms
 _PACKED = _AUDIO_CHANNELS * _MEL_BINS // 4  # channels of a token of the sound

@@ -2,7 +2,7 @@
 
 import string
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -14,7 +14,7 @@ from svdq.pipeline.models.weights.components import be_quiet
 #: Wan with two experts (2.2 I2V-A14B), CLIP's image encoder (2.1 I2V-14B), the same for first and last frame (2.1
 #: FLF2V-14B), or the photo as first latent frame (2.2 TI2V-5B).
 Variant = Literal["i2v-a14b", "i2v-14b", "flf2v-14b", "ti2v-5b"]
-VARIANTS: tuple[Variant, ...] = ("i2v-a14b", "i2v-14b", "flf2v-14b", "ti2v-5b")
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
 _WITH_IMAGE_ENCODER = ("i2v-14b", "flf2v-14b")
 
 _TEXT_DIM, _IMAGE_DIM = 32, 16  # of the text and image encoders
