@@ -86,6 +86,9 @@ RANK_TTL_S: Final = 15
 #: Sorted set of starting launchers, `<host>:<pid> <family or -> <model>`, by the second of Redis' clock of expiry.
 STARTING: Final = f"{PREFIX}starting"
 STARTING_TTL_S: Final = 15
+#: String with the key suffix `<model>:<number>`: the name of the group that slept and starts for a job, which is its
+#: number among those that wait. It lives for about as long as that takes; others with the model start for other jobs.
+WAKING: Final = f"{PREFIX}waking:"
 ABILITY_TTL_S: Final = 7 * DAY_S  # for which jobs wait for a group that has gone
 #: String with the key suffix of its id: JSON of an `ability.Ability`.
 ABILITY: Final = f"{PREFIX}ability:"

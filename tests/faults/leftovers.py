@@ -25,14 +25,14 @@ def _keys(arena: Arena) -> list[str]:
     # They are of the database, of stopped jobs for as long as their records last, and of workers of the last days.
     found -= {keys.DATABASE_ID.encode(), keys.STORAGES.encode(), keys.OWNERS.encode(), keys.STOPPED.encode()}
     found.discard(keys.ABILITIES.encode())
-    # Caches of owners expire within a day, abilities of workers after days, and who needs a video with the record of a
-    # failed job. Records of ranks and starting launchers, and a group's turn to clean up, expire soon, however the
-    # group ended.
+    # Caches of owners expire within a day, abilities of workers after days, claims of those that start within minutes,
+    # and who needs a video with the record of a failed job. Records of ranks and starting launchers, and a group's turn
+    # to clean up, expire soon, however the group ended.
     return [f"Redis key {key.decode()}" for key in found if not _goes_by_itself(arena, key)]
 
 
 def _goes_by_itself(arena: Arena, key: bytes) -> bool:
-    if key.startswith((keys.TURNS.encode(), keys.NEEDED.encode(), keys.ABILITY.encode())):
+    if key.startswith((keys.TURNS.encode(), keys.NEEDED.encode(), keys.ABILITY.encode(), keys.WAKING.encode())):
         return arena.connection.ttl(key) != -1
     expires = key.decode() in (keys.RANKS, keys.STARTING, keys.MAINTAINED) or key.startswith(keys.RANK.encode())
     longest_s = max(keys.RANK_TTL_S, keys.STARTING_TTL_S)

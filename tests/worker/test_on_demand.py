@@ -165,6 +165,45 @@ def test_one_job_wakes_one_of_the_groups_of_a_worker(site, until) -> None:
 
 
 @pytest.mark.long
+def test_one_job_wakes_one_worker_of_several_and_another_one_if_that_is_killed(site, until) -> None:
+    workers = [site.start(1, "--on-demand", "3s") for _ in range(3)]
+
+    def num_starts() -> int:
+        return sum(worker.text.count("There is a job") for worker in workers)
+
+    until(lambda: asleep(site, 3))
+    site.wait([site.submit()])
+    until(lambda: asleep(site, 3))
+    assert num_starts() == 1
+    job = site.submit()
+    until(lambda: num_starts() == 2)
+    [killed] = [worker for worker in workers if len(worker.family()) > 1]
+    killed.kill_all()
+    (video,) = site.wait([job])
+    assert video.status == "finished"
+    workers_left = [worker for worker in workers if worker is not killed]
+    until(lambda: all(len(worker.family()) == 1 for worker in workers_left))
+    assert num_starts() == 3
+    site.wait([site.submit(), site.submit()])
+    until(lambda: all(len(worker.family()) == 1 for worker in workers_left))
+    assert num_starts() == 5
+
+
+@pytest.mark.long
+def test_a_job_that_an_awake_worker_is_about_to_take_wakes_no_other(site, until) -> None:
+    sleeper = site.start(1, "--on-demand", "0s")
+    until(lambda: asleep(site), lambda: sleeper.text)
+    awake = GroupWorker(site.connection)
+    awake.start()
+    site.submit()
+    time.sleep(1.5)
+    assert pop(awake) is not None
+    time.sleep(3)
+    assert "There is a job" not in sleeper.text
+    awake.end()
+
+
+@pytest.mark.long
 def test_jobs_of_a_host_that_died_wake_another_one(site, until) -> None:
     sleeper: Group = site.start(1, "--on-demand", "0s")
     until(lambda: asleep(site), lambda: sleeper.text)

@@ -15,6 +15,7 @@ from typing import Final
 import redis
 from pydantic import ValidationError
 from rq.worker import Worker
+from rq.worker_registration import REDIS_WORKER_KEYS
 
 from svdq.pipeline.models.model_name import model_stem
 from svdq.pipeline.models.resolved_model import ResolvedModel
@@ -34,8 +35,10 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0  # seconds between two looks for work, as those of an idle group
 RECORD_S: Final = 5.0  # seconds between two records, as those of an idle rank
-#: Looks that must find work while another group of this launcher runs: that one may be about to take it.
-NUM_LOOKS: Final = 3
+NUM_LOOKS: Final = 3  # looks that must find work while another group runs: that one may be about to take it
+#: Seconds beside one and a half times those of its last start that a group gets to take the job for which it starts;
+#: one of a dead group cannot be taken at once.
+SPARE_S: Final = 15.0
 
 
 def resting_groups(
@@ -97,7 +100,7 @@ class _Keeper:
                 self._write(connection, number, rest)
         if resting and not freed:
             names = dict.fromkeys(name for number in resting for name in self._queues_of(connection, number))
-            self._wake(resting, num_waiting(connection, [*names]))
+            self._wake(connection, resting, num_waiting(connection, [*names]))
         self._health.succeeded()
 
     def _queues_of(self, connection: redis.Redis, number: int) -> list[str]:
@@ -116,14 +119,26 @@ class _Keeper:
         intakes = (record.intake for record in self._records[number] if record.intake)
         return next((intake.ability for intake in intakes), "")
 
-    def _wake(self, resting: Sequence[int], num_waiting: int) -> None:
-        """Have as many groups start as there are jobs, less those that start already."""
+    def _wake(self, connection: redis.Redis, resting: Sequence[int], num_waiting: int) -> None:
+        """Have as many groups start as there are jobs, less those that start already, here and on other hosts."""
         self._num_looks = self._num_looks + 1 if num_waiting else 0
-        others = [group for number, group in enumerate(self._groups) if number not in resting]
-        if any(not group.is_starting for group in others) and self._num_looks < NUM_LOOKS:
+        if not num_waiting or (self._num_looks < NUM_LOOKS and connection.exists(REDIS_WORKER_KEYS)):
             return
-        for number in resting[: max(0, num_waiting - sum(group.is_starting for group in others))]:
-            self._groups[number].is_wanted = True
+        starting = sum(group.is_starting for number, group in enumerate(self._groups) if number not in resting)
+        asleep = [(number, rest) for number in resting if (rest := self._groups[number].rest) and rest.reason == "idle"]
+        for number, rest in asleep[: max(0, num_waiting - starting)]:
+            if self._claims(connection, number, rest, num_waiting):
+                self._groups[number].is_wanted = True
+
+    def _claims(self, connection: redis.Redis, number: int, rest: Rest, num_waiting: int) -> bool:
+        """Claim a start for one of so many jobs, unless other groups have; the claim of one that is killed expires."""
+        name = process_name(os.getpid(), str(number))
+        expires_s = int(1.5 * (rest.start_s or 0.0) + SPARE_S)
+        for key in (f"{keys.WAKING}{model_stem(self._model.name)}:{each}" for each in range(num_waiting)):
+            if connection.set(key, name, nx=True, ex=expires_s) or connection.get(key) == name.encode():
+                connection.expire(key, expires_s)
+                return True
+        return False
 
     def _write(self, connection: redis.Redis, number: int, rest: Rest) -> None:
         """Write the last records of a group's ranks again, as of ranks that take no memory."""
