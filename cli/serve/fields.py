@@ -13,6 +13,7 @@ from svdq.cli.serve.api_errors import ApiError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.known_model import NOT_KNOWN, Expected
+from svdq.pipeline.video_parameters import MAX_FPS, MAX_FRAMES
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.submitting.draft import Draft, as_text, read_draft
 from svdq.producer.submitting.job_spec import JobSpec
@@ -274,11 +275,11 @@ def _add_guidance_and_frames(fields: dict[str, Any], own: Mapping[str, str], fam
         seconds, step = _number("seconds", own["seconds"]), JOBS[family].frame_step
         # Where the family leaves the pace to the model, it is fixed here, so that the length is right.
         fps = fields.get("fps", defaults["fps"]) or fields.setdefault("fps", JOBS[family].usual[1])
-        frames = seconds * min(max(fps, 1), 1e6)  # an fps that is not allowed is refused later
-        if not 0 < frames < 1e6:
-            rule = "more than 0" if frames <= 0 else "shorter; videos have 1,024 frames at most"
-            raise InputError(f"seconds {own['seconds'][:80]} is not allowed: it must be {rule}.", field="seconds")
+        frames = min(seconds * min(max(fps, 1), MAX_FPS), 1e6)  # an fps that is not allowed is refused later
         fields["frames"] = max(0, round((frames - 1) / step)) * step + 1
+        if seconds <= 0 or fields["frames"] > MAX_FRAMES:
+            rule = "more than 0" if seconds <= 0 else f"shorter; videos have {MAX_FRAMES:,} frames at most"
+            raise InputError(f"seconds {own['seconds'][:80]} is not allowed: it must be {rule}.", field="seconds")
 
 
 def _is_on(name: str, text: str) -> bool:

@@ -191,6 +191,22 @@ def test_guidance_and_seconds(given: dict[str, Any], found: dict[str, Any]) -> N
     assert {name: getattr(options, name) for name in found} == found
 
 
+@pytest.mark.parametrize(
+    ("given", "param", "says"),
+    [
+        ({"seconds": "1000"}, "seconds", "seconds 1000 is not allowed: it must be shorter; videos have 1,024 frames"),
+        ({"seconds": "64", "family": "wan"}, "seconds", "seconds 64 is not allowed: it must be shorter"),
+        ({"seconds": "1e308"}, "seconds", "must be shorter"),
+        ({"seconds": "-4"}, "seconds", "seconds -4 is not allowed: it must be more than 0"),
+        ({"seconds": "4", "fps": "100000"}, "fps", "fps 100000 is not allowed"),
+    ],
+)
+def test_a_length_that_is_not_allowed_is_named_as_it_was_given(given: dict[str, Any], param: str, says: str) -> None:
+    error = read(list(given.items()))
+    assert isinstance(error, ApiError)
+    assert (error.param, says in str(error)) == (param, True), error
+
+
 def test_a_negative_prompt_that_is_null_leaves_it_to_the_model() -> None:
     assert options_of([("family", "wan"), ("negative_prompt", None)]).negative_prompt is None
     assert options_of([("family", "wan"), ("negative_prompt", "")]).negative_prompt == ""
