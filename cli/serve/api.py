@@ -101,12 +101,12 @@ async def queue(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """List the models that render videos now."""
+    """List the models that workers run or load."""
     return Json({"object": "list", "data": [_model(name) for name in await models_of(request)]})
 
 
 async def retrieve_model(request: Request) -> Response:
-    """Describe a model that renders videos now, by its full name or the last part of it."""
+    """Describe a model that workers run or load, by its full name or the last part of it."""
     names = await models_of(request)
     return Json(_model(_find_model(request.path_params["model_id"], names, HTTPStatus.NOT_FOUND)))
 
@@ -358,10 +358,9 @@ async def _view(request: Request, video_id: str) -> JobView:
 
 
 async def models_of(request: Request) -> dict[str, str]:
-    """Return the models that workers run by full name, with their families, "" for any; else the configured one."""
-    snapshot = await request.app.state.snapshots.get()
-    running = {rank.model: rank.family for group in snapshot.groups for rank in group.ranks}
-    return running or {request.app.state.backend.settings.model: ""}
+    """Return the models that workers run or load by name, with their families, "" for any; else the configured one."""
+    running = await request.app.state.models.get()
+    return {name: family or "" for name, family in running.items()} or {request.app.state.backend.settings.model: ""}
 
 
 def _find_model(asked: str, names: Iterable[str], status: int) -> str:
@@ -370,5 +369,5 @@ def _find_model(asked: str, names: Iterable[str], status: int) -> str:
         if model_stem(asked) == model_stem(name):
             return name
     stems = ", ".join(map(model_stem, names))
-    message = f"No worker runs the model {asked[:80]!r}; running: {stems}. Leave model out for it."
+    message = f"There is no model {asked[:80]!r}; choose one of {stems}, or leave model out."
     raise ApiError(status, message, param="model", code="model_not_found")

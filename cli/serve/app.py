@@ -30,6 +30,7 @@ from svdq.cli.serve.review import StoredVideos
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView
+from svdq.producer.status.running import read_running
 from svdq.producer.status.snapshot import Recent, take
 from svdq.producer.status.video_costs import Parameters
 
@@ -61,6 +62,7 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
     app.state.options = options
     app.state.backend = backend
     app.state.snapshots = Shared(lambda: backend.read(partial(take, recent=sampled)))
+    app.state.models = Shared(lambda: backend.read(lambda connection: read_running(connection).models))
     app.state.older = StoredVideos(backend.storage)
     app.state.content = Content(backend, app.state.older)
     app.state.reader = FormReader(settings.max_pixels)

@@ -42,6 +42,18 @@ def test_the_api_makes_a_video_with_a_model_that_it_lists(
         wait_until(lambda path=path, number=number: server.get(path).json == {"waiting": number})
 
 
+def test_a_model_that_a_worker_loads_may_be_named(server: Server, connection: redis.Redis, photo_bytes: bytes) -> None:
+    """The weights of a large model take minutes."""
+    until = int(time.time()) + 600
+    connection.zadd(keys.STARTING, {"host:1 wan /models/fast.toml": until})
+    made = server.create(photo_bytes, model="fast")
+    assert made.status == 200, made.body
+    assert (made.json["model"], made.json["svdq"]["parameters"]["family"]) == ("fast", "wan")
+    assert [each["id"] for each in server.get("/v1/models").json["data"]] == ["fast"]
+    refused = server.create(photo_bytes, model="sora-2").error["message"]
+    assert refused == "There is no model 'sora-2'; choose one of fast, or leave model out."
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_form_offers_the_models_of_a_family_where_several_run(
