@@ -327,7 +327,7 @@ async def describe_made(request: Request, submission: Submission, view: JobView,
     if not submission.is_new:
         # The record has the prompts of the first request, and the answer has the prompts of this one.
         texts = {name: text for name, text in spec.notes if name in PROMPTS}
-        if any(view.notes.get(name) != text for name, text in texts.items()):
+        if any(view.notes.get(name, "") != text for name, text in texts.items()):
             notices.append("The video existed already, so this prompt was not recorded.")
         others = {name: text for name, text in view.notes.items() if name not in PROMPTS}
         view = replace(view, notes=others | texts)

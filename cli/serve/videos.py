@@ -131,7 +131,7 @@ def failure_of(view: JobView) -> VideoError:
 
 
 def _own(view: JobView, estimate: Estimate) -> OwnFields:
-    ignored = [name for name in PROMPTS if name in view.notes and name not in view.parameters]
+    ignored = [name for name in PROMPTS if view.notes.get(name) and name not in view.parameters]
     notices = [view.notice] if view.notice else []
     if ignored:
         notices.append(f"This model takes no {' and no '.join(ignored)}: ignored.")

@@ -99,6 +99,7 @@ def test_a_prompt_is_for_a_model_that_takes_one_where_such_a_one_runs(
     assert (told["svdq"]["parameters"]["family"], told["model"], told["prompt"]) == ("ltx", "my-ltx", "It rains.")
     assert (told["svdq"]["ignored"], told["svdq"]["notice"]) == ([], None)
     assert plain["model"] == "my-svd"
+    assert plain["svdq"]["ignored"] == [], "it is empty"
     says = "for Stable Video Diffusion, the default: the workers do not all have models of one known family."
     assert says in plain["svdq"]["notice"]
     alone = server.ask("POST", "/v1/videos", {"prompt": "It rains."})
