@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import click
 
@@ -21,8 +21,8 @@ from svdq.pipeline.models.family import imported
 from svdq.pipeline.models.model_file import read_model_file
 from svdq.pipeline.models.model_name import PRESETS, SUFFIX, has_weights, is_model_file, with_presets
 from svdq.pipeline.models.names.model_names import find_base, resolve, shipped_configs
+from svdq.pipeline.models.names.pull import Variant, pull_model_file
 from svdq.pipeline.models.names.pull import pull as fetch
-from svdq.pipeline.models.names.pull import pull_model_file
 from svdq.pipeline.models.names.sized_model import sized_model
 from svdq.pipeline.models.upscaler_file import PICKLES
 from svdq.pipeline.models.weights.model_folder import DTYPES
@@ -93,11 +93,11 @@ def _to_fetch(listed: Mapping[str, Any]) -> str:
 @click.argument("name", metavar="MODEL")
 @click.option(
     "--variant",
-    type=click.Choice(["fp16", "full"]),
+    type=click.Choice(get_args(Variant)),
     help="Weights to fetch: half precision for GPUs, full for CPUs [default: fp16 if there is a GPU].",
 )
 @json_option()
-def pull(name: str, variant: Literal["fp16", "full"] | None, as_json: bool) -> None:
+def pull(name: str, variant: Variant | None, as_json: bool) -> None:
     """Fetch a model, or what a model file names, from the hub.
 
     Only the files that svdq reads are fetched, after a check of the free disk space. Complete files are not fetched
@@ -119,12 +119,12 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, as_json: bool) -> N
     echo(f"Use it with {variable('SVDQ_MODEL', name)}")
 
 
-def variant_here() -> Literal["fp16", "full"]:
+def variant_here() -> Variant:
     """Return the weights that ranks of this machine load."""
     return "fp16" if visible_gpus() else "full"
 
 
-def fetch_model(name: str, variant: Literal["fp16", "full"], announce: Callable[[str], object]) -> Path | None:
+def fetch_model(name: str, variant: Variant, announce: Callable[[str], object]) -> Path | None:
     """Fetch a model, or what a model file names; return the folder of a model. Raises as `pull`."""
     path = with_presets(name)
     if not is_model_file(path):

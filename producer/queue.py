@@ -1,7 +1,7 @@
 """The RQ queues of svdq, and the jobs in them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import redis
 import rq
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 #: The function named by our jobs. It exists so that RQ's tools can show it; our worker never calls it.
 RENDER = "svdq.producer.queue.render"
 
-ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
+End = Literal["finished", "failed", "stopped", "canceled"]  # stopped means that the user canceled the job in flight
+ENDED: tuple[End, ...] = get_args(End)
 
 
 class SvdqQueue(rq.Queue):

@@ -18,6 +18,8 @@ from svdq.producer.settings import ENV_PREFIX, Settings
 HOST_RESERVE_BYTES = 4_000_000_000  # of host memory: for photos, frames and states, and other processes
 #: Settings that may hold a password and that ranks need: they are told in their environment, and in no file.
 TOLD_IN_ENVIRONMENT = ("redis_url", "storage")
+#: How ranks hold the experts of a model: all, each by some ranks, or one at a time. auto: all where memory suffices.
+ExpertsMode = Literal["auto", "resident", "bound", "rounds"]
 
 
 class RankConfig(BaseModel):
@@ -56,7 +58,7 @@ class RankConfig(BaseModel):
         description="Backend of diffusers for the attention of transformers, such as _native_cudnn, flash or sage, or "
         "comfy-kitchen's int8; sage and int8 are approximate.",
     )
-    experts: Literal["auto", "resident", "bound", "rounds"] = Field(
+    experts: ExpertsMode = Field(
         default="auto",
         description="How a rank holds the experts of a model with several: all of them; one; or, if it is the only "
         "rank of its group, one at a time, in rounds over many videos. auto: all where its memory suffices.",

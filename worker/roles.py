@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Literal, Self
+from typing import Self
 
 import torch
 
@@ -26,12 +26,10 @@ from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.planning.rounds import LOAD_SHARE
 from svdq.pipeline.transport.topology import Topology
+from svdq.worker.config import ExpertsMode
 from svdq.worker.device import name_of as name_of_device
 
 logger = logging.getLogger(__name__)
-
-#: How ranks hold the experts of a model: all, each by some ranks, or one at a time. auto: all where memory suffices.
-Mode = Literal["auto", "resident", "bound", "rounds"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +93,7 @@ class Experts:
         """Whether the model has more than one."""
         return len(self.segments) > 1
 
-    def in_rounds(self, capacity: int | None, mode: Mode) -> PhaseWeights | None:
+    def in_rounds(self, capacity: int | None, mode: ExpertsMode) -> PhaseWeights | None:
         """Return what a rank alone, of so many bytes (None: no limit), holds in rounds; None: it holds all.
 
         Where a model has one expert, text encoder, transformer and VAE take turns if this is asked for.
@@ -131,7 +129,7 @@ class Experts:
         )
         return found, PhaseWeights.of(size, residency, found)
 
-    def assign(self, capacities: Sequence[int | None], mode: Mode) -> list[Components]:
+    def assign(self, capacities: Sequence[int | None], mode: ExpertsMode) -> list[Components]:
         """Return the components of each rank of so many bytes (None: no limit)."""
         if mode == "resident":
             return [None for _ in capacities]

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, get_args
+from typing import Any
 
 import redis
 
 from svdq.producer import keys
-from svdq.producer.queue import queues
+from svdq.producer.queue import ENDED, End, queues
 from svdq.producer.results.finished_videos import find_results
 from svdq.producer.status.job_view import view_many
 from svdq.producer.status.registries import counts
@@ -20,9 +20,6 @@ from svdq.producer.untrusted_job import AT_ONCE
 LEFT = ("queued", "started", "scheduled", "deferred")
 MAX_NAMES = 5  # failed jobs named for each reason
 
-End = Literal["finished", "failed", "stopped", "canceled"]
-ENDS: tuple[End, ...] = get_args(End)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
@@ -30,7 +27,7 @@ class RunRecord:
 
     id: str
     name: str
-    status: End  # stopped means that the user canceled the job in flight
+    status: End
     ended_at: datetime
     error: str = ""
     source: str = ""  # where its photo was: two cameras may both have an IMG_0001
@@ -67,7 +64,7 @@ class RunReport:
             "since": rfc3339(self.since),
             "until": rfc3339(self.until),
             "ending": self.ending or None,
-            **{status: self.count(status) for status in ENDS},
+            **{status: self.count(status) for status in ENDED},
             "videos_per_hour": None if self.videos_per_hour is None else round(self.videos_per_hour, 2),
             "left": {state: self.left.get(state, 0) for state in LEFT},
             "jobs": [
@@ -79,7 +76,7 @@ class RunReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
-        ended = ", ".join(f"{self.count(status):,} {status}" for status in ENDS)
+        ended = ", ".join(f"{self.count(status):,} {status}" for status in ENDED)
         lines = [f"{ended}, {self.period}."]
         lines += [] if self.videos_per_hour is None else [f"{pace(self.videos_per_hour)}."]
         lines += [self.ending] if self.ending else []
@@ -99,7 +96,7 @@ class RunReport:
         counted = Counter((job.owner, job.status) for job in self.jobs)
         return [
             f"{owner or 'Without an owner'}: "
-            + ", ".join(f"{counted[owner, status]:,} {status}" for status in ENDS if counted[owner, status])
+            + ", ".join(f"{counted[owner, status]:,} {status}" for status in ENDED if counted[owner, status])
             + "."
             for owner in owners
         ]
@@ -165,7 +162,7 @@ def records_from_redis(
                 on_bad(f"{view.error} It is left out.")
                 continue
             # It may be queued again.
-            status = next((end for end in ENDS if end == view.status), None)
+            status = next((end for end in ENDED if end == view.status), None)
             if status is not None and view.ended_at is not None and since <= view.ended_at <= until:
                 error = view.error if status == "failed" else None
                 yield RunRecord(

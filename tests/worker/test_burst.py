@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from svdq.producer.pauses import Pause
-from svdq.producer.results.run_report import End, RunRecord, summarize
+from svdq.producer.queue import End
+from svdq.producer.results.run_report import RunRecord, summarize
 from svdq.worker.launcher.launcher import Ending
 from svdq.worker.launcher.notifications import exit_code, why_ended
 

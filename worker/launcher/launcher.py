@@ -59,12 +59,16 @@ class LaunchOptions:
     least_free: Callable[[int], int] = lambda num_ranks: 0
 
 
+#: What ended a run; "" where its groups ended by themselves.
+EndedBy = Literal["signal", "until", ""]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ending:
     """How a run ended."""
 
     code: int  # the first exit code of a group that is not 0, else 0
-    ended_by: Literal["signal", "until", ""]  # "" when the groups ended by themselves
+    ended_by: EndedBy
     burst: bool
     until_s: float | None = None  # --until, in seconds since the epoch
 
@@ -168,7 +172,7 @@ class _Supervisor:
     def __init__(self, groups: list[GroupProcess], until_s: float | None) -> None:
         self._groups = groups
         self._until_s = until_s
-        self.ended_by: Literal["signal", "until", ""] = ""
+        self.ended_by: EndedBy = ""
         self._signal: signal.Signals | None = None  # also sent to later ranks
         self._kill_at: float | None = None
         self._signaled_at: float | None = None

@@ -23,6 +23,9 @@ from svdq.pipeline.models.model_file import (
 from svdq.pipeline.models.names.model_names import INDEX, configs_of, shipped_configs, split_id
 from svdq.pipeline.models.weights.model_folder import class_in, is_half, read_json, weight_files
 
+#: The weights to fetch: in half precision, for GPUs, or full.
+Variant = Literal["fp16", "full"]
+
 _TIMEOUT_S = 30.0
 
 
@@ -43,7 +46,7 @@ class Download:
         return sum(self.sizes[file] for file in self.missing)
 
 
-def pull_model_file(path: Path, variant: Literal["fp16", "full"], announce: Callable[[str], object]) -> None:
+def pull_model_file(path: Path, variant: Variant, announce: Callable[[str], object]) -> None:
     """Fetch what a model file names on the hub, and nothing of the base that it replaces; raises as `pull`.
 
     Files that are in ComfyUI's folders under the same name, and of the size on the hub, are not fetched.
@@ -58,7 +61,7 @@ def pull_model_file(path: Path, variant: Literal["fp16", "full"], announce: Call
         pull(given.base, variant, announce, replaced=given.weights)
 
 
-def downloads_of(path: Path, variant: Literal["fp16", "full"]) -> list[Download]:
+def downloads_of(path: Path, variant: Variant) -> list[Download]:
     """Return what a model file names on the hub, and what it needs of the base, by asking the hub; raises as `pull`."""
     given = read_model_file(path)
     files: dict[str, tuple[str, ...]] = dict.fromkeys(given.weights.values(), WEIGHTS_SUFFIXES)
@@ -77,9 +80,7 @@ def downloads_of(path: Path, variant: Literal["fp16", "full"]) -> list[Download]
     return found + [_find_files(repository, names, path) for repository, names in of_hub.items()]
 
 
-def pull(
-    name: str, variant: Literal["fp16", "full"], announce: Callable[[str], object], *, replaced: Collection[str] = ()
-) -> Path:
+def pull(name: str, variant: Variant, announce: Callable[[str], object], *, replaced: Collection[str] = ()) -> Path:
     """Fetch the files of a model that svdq reads from the hub into its cache; return the folder.
 
     Weights of components that a model file has `replaced` are not fetched; without fp16 weights, the full ones are.
