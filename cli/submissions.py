@@ -201,7 +201,7 @@ def _expected_end(settings: "Settings", entries: Sequence[Entry]) -> list[str]:
 
         if (time_s := published_time_s(settings.model, jobs[0].parameters, len(jobs))) is not None:
             here = f"about {duration(time_s)} by published times of this machine's GPUs"
-            return [f"No worker is running; with one, they would take {here}."]
+            return [f"No worker is running; with one that has loaded the model, they would take {here}."]
     if found.eta_s is None:
         return [f"When they would be done is not known: {found.reason}"]
     return [f"They would be done in about {duration(found.eta_s)}{found.by}."]

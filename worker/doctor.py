@@ -16,6 +16,7 @@ import sys
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
@@ -221,7 +222,10 @@ def _check_fit(name: str) -> Iterator[Finding]:
     if not any(way.fits for way in found):
         yield Finding("memory", "warn", f"{shape} does not fit {cards}", "see docs/gpus.md for what does")
     elif step is not None:
-        yield Finding("times", "ok", f"by steps of {step.step_s:g} s ({step.source}), not measured here")
+        # For how long depends on disk and memory.
+        start = f"a worker reads {size_text(sum(map(replace(known, kept=True).weights, known.num_weights)))}"
+        text = f"by steps of {step.step_s:g} s ({step.source}), not measured here; {start} for its first video"
+        yield Finding("times", "ok", text)
 
 
 def check_upscaler(settings: Settings) -> Iterator[Finding]:

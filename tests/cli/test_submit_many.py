@@ -263,7 +263,8 @@ def test_a_dry_run_queues_nothing_and_says_what_would_be(
     path = f"{tool.parent}:{os.environ['PATH']}"
     dry = svdq("submit", str(folder), "--recursive", "--dry-run", SVDQ_MODEL="wan2.2-4step", PATH=path)
     assert re.fullmatch(
-        "No worker is running; with one, they would take about .* by published times of this machine's GPUs.",
+        "No worker is running; with one that has loaded the model, they would take about .* by published times of this "
+        "machine's GPUs.",
         dry.stdout.splitlines()[-1],
     )
     assert (set(connection.keys()), sorted(path for path in home.rglob("inputs/*"))) == before
