@@ -196,14 +196,14 @@ def _flight_table(group: GroupStatus, jobs: Sequence[JobView], snapshot: Snapsho
 
 def progress_of(job: JobView, group: GroupStatus) -> tuple[list[float | None], str]:
     """Return the share of its work on a video that each rank has done, None if it has none, and the state in words."""
-    if job.rank is None and not (group.intake and job.id in group.intake.places):
+    if job.rank is None and job.id not in group.places:
         return [0.0] * group.ranks[0].num_ranks, "begins"
     is_denoised = 0 < job.steps <= job.step
     is_decoding = is_denoised and any(rank.rank == job.rank and rank.job_id == job.id for rank in group.ranks)
     shares = _shares_of(job, group, is_decoded=is_denoised and not is_decoding)
     if any(job.id in condition.job_ids for condition in group.conditions):
         return shares, "waits for storage"
-    place = group.intake.places.get(job.id) if group.intake else None
+    place = group.places.get(job.id)
     if place is not None and all(rank.job_id != job.id for rank in group.ranks):
         return shares, f"waits for {place}"
     if is_denoised:

@@ -159,7 +159,7 @@ def estimate_all(
     if takers.interval_s is None:
         return Estimate(reason=takers.why_none)
     # All ranks work until the end, but the last video takes as long as it does alone (docs/internals/capacity.md).
-    in_rounds = {job_id for group in groups if group.intake for job_id in group.intake.places}
+    in_rounds = {job_id for group in groups for job_id in group.places}
     write_s = fmean(group.write_s for group in takers.groups)
     begun_s = sum(max(0.0, (end.eta_s or 0.0) - write_s) for job_id, end in found.items() if job_id not in in_rounds)
     begun_s = (begun_s + sum(map(_rest_s, groups))) / takers.num_ranks
@@ -229,16 +229,22 @@ class _Takers:
         self.caveat = PUBLISHED if any(each.is_published(one) for each in self._costs for one in sample) else ""
         if self._costs and self.interval_s is None:
             self.why_none = _what_is_unmeasured(sample, self._costs)
-        rounds = [group.intake for group in self.groups if group.intake and group.intake.round_size]
-        self._at_once = max((intake.round_size for intake in rounds), default=0)
-        self._num_taken = sum(max(0, len(intake.in_flight) - len(intake.places)) for intake in rounds)
+        self._at_once = max((group.round_size for group in self.groups), default=0)
+        self._num_taken = sum(_num_for_next_round(group) for group in self.groups if group.round_size)
         self._round_s = min(map(_rest_s, self.groups), default=0.0)
         #: Seconds until one of them can begin a job, if their ranks have ended until there is one.
         self.start_s = min((group.start_s for group in self.groups), default=0.0)
 
     def alone_s(self, parameters: Parameters) -> float | None:
         """Return the seconds that a video takes alone; None if they are not known."""
-        return _alone_s(parameters, self._costs)
+        return min(
+            (
+                video.video_s(len(each.group.ranks)) + each.group.write_s
+                for each in self._costs
+                if (video := each.of(parameters)) is not None
+            ),
+            default=None,
+        )
 
     def end_s(self, num_before: int, parameters: Parameters, rests: Sequence[tuple[str, float]]) -> float | None:
         """Return the seconds until a video is done before which others wait; None if they are not known.
@@ -302,8 +308,11 @@ def _written_s(num_videos: int, groups: Sequence[GroupStatus]) -> float:
 
 def _rest_s(group: GroupStatus) -> float:
     """Return the seconds until a group that works in rounds has finished what it has."""
-    places = group.intake.places.values() if group.intake else ()
-    return max((place.eta_s or 0.0 for place in places), default=0.0)
+    return max((place.eta_s or 0.0 for place in group.places.values()), default=0.0)
+
+
+def _num_for_next_round(group: GroupStatus) -> int:
+    return max(0, len(group.in_flight) - len(group.places))
 
 
 def _missing(group: GroupStatus) -> str:
@@ -329,24 +338,24 @@ def _of_started(
 
 def _is_for_next_round(view: JobView, group: GroupStatus | None) -> bool:
     """Whether a group that works in rounds has taken a job, and waits with it for the next one."""
-    if group is None or not group.is_whole or group.intake is None or not group.intake.round_size:
+    if group is None or not group.is_whole or not group.round_size:
         return False
-    return view.id not in group.intake.places and not 0 < view.steps <= view.step  # else it is being written
+    return view.id not in group.places and not 0 < view.steps <= view.step  # else it is being written
 
 
 def _of_started_in(group: GroupStatus, costs: GroupCosts, view: JobView) -> Estimate:
     video = costs.of(view.parameters)
     caveat = PUBLISHED if costs.is_published(view.parameters) else ""
-    if group.intake and _is_for_next_round(view, group):
+    if _is_for_next_round(view, group):
         if video is None:
             return Estimate(reason=UNMEASURED)
-        others_s = max(0, len(group.intake.in_flight) - len(group.intake.places) - 1) * video.rounds_pace_s(1)
+        others_s = max(0, _num_for_next_round(group) - 1) * video.rounds_pace_s(1)
         return Estimate(eta_s=_rest_s(group) + others_s + video.video_s() + group.write_s, reason=caveat)
-    if group.intake and group.intake.round_size:
-        if (place := group.intake.places.get(view.id)) is None:
+    if group.round_size:
+        if (place := group.places.get(view.id)) is None:
             return Estimate(eta_s=group.write_s)
         if place.eta_s is None and caveat and video is not None:  # those of a round end together
-            place = place.model_copy(update={"eta_s": len(group.intake.places) * video.rounds_pace_s(1)})
+            place = place.model_copy(update={"eta_s": len(group.places) * video.rounds_pace_s(1)})
         else:
             caveat = ""
         is_here = any(rank.job_id == view.id for rank in group.ranks)
@@ -357,17 +366,6 @@ def _of_started_in(group: GroupStatus, costs: GroupCosts, view: JobView) -> Esti
     steps_left = video.work() - video.work(view.step)
     eta_s = steps_left * video.step_s(len(group.ranks)) + video.costs.decode_s + group.write_s
     return Estimate(eta_s=eta_s, reason=caveat)
-
-
-def _alone_s(parameters: Parameters, groups: Sequence[GroupCosts]) -> float | None:
-    return min(
-        (
-            video.video_s(len(each.group.ranks)) + each.group.write_s
-            for each in groups
-            if (video := each.of(parameters)) is not None
-        ),
-        default=None,
-    )
 
 
 def _what_is_unmeasured(sample: Sequence[Parameters], groups: Sequence[GroupCosts]) -> str:
@@ -385,9 +383,8 @@ def _mean_interval_s(sample: Sequence[Parameters], groups: Sequence[GroupCosts])
     for each in groups:
         group = each.group
         known = {kind: video for kind in numbers if (video := each.of(of_kind[kind])) is not None}
-        in_rounds = group.intake is not None and group.intake.round_size > 0
         paces = {
-            kind: video.rounds_pace_s(1) if in_rounds else video.pace_s(len(group.ranks))
+            kind: video.rounds_pace_s(1) if group.round_size else video.pace_s(len(group.ranks))
             for kind, video in known.items()
         }
         total_s = sum(numbers[kind] * max(pace_s, group.writes_pace_s) for kind, pace_s in paces.items())

@@ -1,6 +1,6 @@
 """The status records that ranks write to Redis every second while busy and every five while idle; they expire."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import not_
 from typing import Annotated, Any, Literal
@@ -182,6 +182,21 @@ class GroupStatus:
         return self.ranks[0].intake
 
     @property
+    def in_flight(self) -> tuple[str, ...]:
+        """The ids of its jobs, the longest in flight first."""
+        return self.intake.in_flight if self.intake is not None else ()
+
+    @property
+    def places(self) -> Mapping[str, Outlook]:
+        """In rounds, the outlook of each job in flight that is not for the next one."""
+        return self.intake.places if self.intake is not None else {}
+
+    @property
+    def round_size(self) -> int:
+        """The videos of a round; 0 if it does not work in rounds."""
+        return self.intake.round_size if self.intake is not None else 0
+
+    @property
     def rest(self) -> Rest | None:
         """Why it has no ranks at present; None while it has."""
         return self.ranks[0].rest
@@ -232,10 +247,9 @@ class GroupStatus:
 class GroupFinder:
     """Finds the groups of jobs in flight, of which there may be thousands."""
 
-    def __init__(self, groups: Iterable[GroupStatus]) -> None:
-        intakes = [(group.intake, group) for group in groups if group.intake is not None]
-        self._by_job = {job_id: group for intake, group in intakes for job_id in intake.in_flight}
-        self._by_worker = {intake.worker: group for intake, group in intakes}
+    def __init__(self, groups: Sequence[GroupStatus]) -> None:
+        self._by_job = {job_id: group for group in groups for job_id in group.in_flight}
+        self._by_worker = {group.intake.worker: group for group in groups if group.intake is not None}
 
     def find(self, job_id: str, worker: str | None) -> GroupStatus | None:
         """Return the group that a job is in flight in, by the group's record or, if older, by the job's RQ worker."""

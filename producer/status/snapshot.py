@@ -154,7 +154,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
         reading_outbox(),
     )
     num_finished, num_failed = ended
-    in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
+    in_flight = [job_id for group in groups for job_id in group.in_flight]
     computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
     known, parameters, after = ask(
         connection,
@@ -229,7 +229,7 @@ def estimate(
     groups = found if groups is None else groups
     waiting = Backlog()
     if queued:
-        in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
+        in_flight = [job_id for group in groups for job_id in group.in_flight]
         parameters, started = ask(
             connection, _read_parameters(connection, sampled), read_views(connection, dict.fromkeys(in_flight))
         )
