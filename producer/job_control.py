@@ -123,7 +123,7 @@ def _cancel_waiting(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]
     """Cancel the jobs that have not started and return their ids; none if another process changes one."""
     with connection.pipeline() as pipeline:
         pipeline.watch(*map(key_of, job_ids))  # type: ignore[no-untyped-call]
-        found = [job for job in read_many(connection, job_ids) if isinstance(job, rq.job.Job) and is_ours(job)]
+        found = [job for job in read_many(connection, job_ids) if isinstance(job, UntrustedJob) and is_ours(job)]
         waiting = [job for job in found if job.get_status(refresh=False).value in WAITING]
         pipeline.multi()
         try:

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import redis
-import rq
 from redis.client import Pipeline
 from rq.job import JobStatus
 from rq.results import Result
@@ -130,14 +129,14 @@ def read_views(connection: redis.Redis, job_ids: Collection[str]) -> Read[list[J
     """Read the same; two round trips, or one if none has ended or waits outside of the queues."""
     records = yield from reading_many(connection, job_ids)
     found = [record for record in records if record is not None]
-    rq_jobs = [record for record in found if isinstance(record, rq.job.Job)]
+    rq_jobs = [record for record in found if isinstance(record, UntrustedJob)]
     ended = [job for job in rq_jobs if job.get_status(refresh=False).value in ENDED]  # others may have an older result
     reads = (reading_results(ended), _read_waits(connection, rq_jobs))
     results_of, waits = yield from together(*reads)
     results = {job.id: result for job, result in zip(ended, results_of, strict=True)}
     views = []
     for record in found:
-        if isinstance(record, rq.job.Job):
+        if isinstance(record, UntrustedJob):
             try:
                 result = results.get(record.id)
                 if isinstance(result, UnreadableJobError):
@@ -160,7 +159,7 @@ def last_sentence(exc_string: str | None) -> str:
     )
 
 
-def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) -> JobView:
+def _view(rq_job: UntrustedJob, result: Result | None, wait: Mapping[str, Any]) -> JobView:
     arguments = read_arguments(rq_job)
     status = rq_job.get_status(refresh=False).value
     if status == JobStatus.READY_TO_ENQUEUE.value:
@@ -199,9 +198,9 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         source=arguments.source if arguments else "",
         link=arguments.link if arguments else "",
         notes=arguments.own_notes if arguments else {},
-        owner=rq_job.owner if isinstance(rq_job, UntrustedJob) else "",
+        owner=rq_job.owner,
         queue=rq_job.origin,
-        waits_for=rq_job.waits_for if is_left and isinstance(rq_job, UntrustedJob) else "",
+        waits_for=rq_job.waits_for if is_left else "",
         created_at=rq_job.created_at,
         started_at=rq_job.started_at,
         ended_at=rq_job.ended_at,
@@ -220,7 +219,7 @@ def _parameters(job: "Job", used: dict[str, Any]) -> dict[str, Any]:
         return submitted
 
 
-def _read_waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> Read[dict[str, dict[str, Any]]]:
+def _read_waits(connection: redis.Redis, rq_jobs: Sequence[UntrustedJob]) -> Read[dict[str, dict[str, Any]]]:
     """Read what jobs outside of the queues wait for: the fields `scheduled_at` or `after` of their views, by job id."""
     asked = []
 
