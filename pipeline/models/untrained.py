@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.weights.model_folder import UNTRAINED, is_untrained, writing
+from svdq.pipeline.models.weights.model_folder import INDEX, UNTRAINED, is_untrained, writing
 
 _README = """# An untrained model
 
@@ -43,7 +43,7 @@ def save(pipeline: Any, folder: Path, **classes: object) -> None:
     """Write the model; its index names `classes` as published models do, whatever the libraries call them here."""
     with writing(folder):
         pipeline.save_pretrained(folder)
-        path = folder / "model_index.json"
+        path = folder / INDEX
         index = json.loads(path.read_text(encoding="utf-8"))
         index |= {name: named for name, named in classes.items() if index[name] != [None, None]}
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -26,7 +26,7 @@ from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.weights.components import be_quiet, class_of
 from svdq.pipeline.models.weights.loras import open_safetensors, tensor_of
-from svdq.pipeline.models.weights.model_folder import is_rounded, loaded_files, read_json, weight_files, writing
+from svdq.pipeline.models.weights.model_folder import INDEX, is_rounded, loaded_files, read_json, weight_files, writing
 
 SHARD_BYTES = 2 * 1024**3  # bytes of weights in a file of the copy, and so about the memory that writing it takes
 _UNREAD = (".bin", ".pt", ".msgpack", ".h5")  # endings of weights files that svdq does not read
@@ -68,7 +68,7 @@ def convert(
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists; name a folder that does not exist yet.")
     layout = layout_of(model)
-    classes = read_json(source, "model_index.json", name)
+    classes = read_json(source, INDEX, name)
     be_quiet()
     kinds = {
         component: class_of(layout, component, classes[component][1])

@@ -31,6 +31,7 @@ from svdq.pipeline.models.model_name import FORMERLY, PRESETS, has_weights, is_m
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel, Timings
 from svdq.pipeline.models.weights.model_folder import (
     DTYPES,
+    INDEX,
     WEIGHTS,
     check_folder,
     class_in,
@@ -44,7 +45,6 @@ from svdq.pipeline.models.weights.model_folder import (
 
 #: What names of files say about the expert that they are for, such as HighNoise, high_noise or HIGH.
 _EXPERT = re.compile(r"(?<![a-z])(high|low)(?:[ _-]?noise)?(?![a-z])", re.IGNORECASE)
-INDEX = "model_index.json"  # the pipeline's index; the hub's cache finds a model by it
 
 
 def timings_of(name: str) -> Timings:

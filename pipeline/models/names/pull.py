@@ -20,8 +20,8 @@ from svdq.pipeline.models.model_file import (
     read_model_file,
     split_hub_file,
 )
-from svdq.pipeline.models.names.model_names import INDEX, configs_of, shipped_configs, split_id
-from svdq.pipeline.models.weights.model_folder import class_in, is_half, read_json, weight_files
+from svdq.pipeline.models.names.model_names import configs_of, shipped_configs, split_id
+from svdq.pipeline.models.weights.model_folder import INDEX, class_in, is_half, read_json, weight_files
 
 #: The weights to fetch: in half precision, for GPUs, or full.
 Variant = Literal["fp16", "full"]

@@ -8,7 +8,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, FileNames, FolderLayout
 from svdq.pipeline.models.model_file import CONFIGS, SchedulerEntry
-from svdq.pipeline.models.weights.model_folder import class_in, read_json
+from svdq.pipeline.models.weights.model_folder import INDEX, class_in, read_json
 
 #: The schedulers whose state is passed on, and the name of the shift in the config of each.
 SHIFT_SETTINGS = {"UniPCMultistepScheduler": "flow_shift", "FlowMatchEulerDiscreteScheduler": "shift"}
@@ -134,7 +134,7 @@ LAYOUTS: Mapping[str, FolderLayout] = {layout.pipeline: layout for layout in (_L
 
 def read_facts(folder: Path, name: str) -> Facts:
     """Return the values of `PUBLISHED` for a model folder; raises InputError if svdq cannot run it exactly."""
-    index = read_json(folder, "model_index.json", name)
+    index = read_json(folder, INDEX, name)
     scheduler = read_json(folder, "scheduler/scheduler_config.json", name)
     if CONFIGS not in folder.parents:  # whose tokenizer is in the text encoder's file
         # Without it, transformers makes a tokenizer that reads every prompt as unknown words.

@@ -176,12 +176,10 @@ class ComponentLoader:
             if component == "scheduler":
                 parts[component] = getattr(diffusers, kind).from_pretrained(self.path / component)
             elif component == "tokenizer" and self.role.embed:
-                is_here = (
-                    self.path / component / "tokenizer.json"
-                ).is_file() or "text_encoder" not in self.model.weights
+                folder = self.path / component
                 parts[component] = (
-                    transformers.AutoTokenizer.from_pretrained(self.path / component)
-                    if is_here
+                    transformers.AutoTokenizer.from_pretrained(folder)
+                    if (folder / "tokenizer.json").is_file() or "text_encoder" not in self.model.weights
                     else load_tokenizer(self.model.weights["text_encoder"])
                 )
             elif component != "tokenizer" and kind is not None and self.role.encode:
@@ -191,7 +189,7 @@ class ComponentLoader:
         return parts
 
     def _needed_bytes(self) -> int:
-        sizes = [self.dtype_of(each).itemsize * sum(number for number in self._numbers(each)) for each in self.needed()]
+        sizes = [self.dtype_of(each).itemsize * sum(self._numbers(each)) for each in self.needed()]
         return max(sizes) if self.role.in_rounds else sum(sizes)
 
     def files(self, component: str) -> list[Path]:

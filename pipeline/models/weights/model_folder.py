@@ -20,6 +20,7 @@ from svdq.pipeline.models.weights.comfy_quant import NOTE, SCALES, SECOND, impli
 from svdq.pipeline.models.weights.gguf_file import open_gguf
 from svdq.pipeline.models.weights.safetensors_file import SafetensorsFile
 
+INDEX = "model_index.json"  # the pipeline's index; the hub's cache finds a model by it
 _DTYPES = {"F16", "BF16", "F32", "F8_E4M3", "F8_E5M2"}  # supported types of weights, as named by safetensors
 #: Names of weights files, whole or in parts, and of the indexes of parts.
 _WEIGHTS_FILE = re.compile(
@@ -246,7 +247,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 def pipeline_of(folder: Path, name: str) -> str:
     """Return the class of the pipeline in a folder of the model `name`; raises InputError if none is named."""
-    pipeline = read_json(folder, "model_index.json", name).get("_class_name")
+    pipeline = read_json(folder, INDEX, name).get("_class_name")
     if not isinstance(pipeline, str):
         raise InputError(f"The model {name} has a model_index.json that names no pipeline (_class_name); {_SAVED}.")
     return pipeline
@@ -257,7 +258,7 @@ def read_index(folder: Path, name: str, layout: FolderLayout) -> dict[str, Any]:
 
     These are entered with the class that their configs name.
     """
-    index = read_json(folder, "model_index.json", name)
+    index = read_json(folder, INDEX, name)
     for component in layout.beside:
         if (folder / component / "config.json").is_file():
             index[component] = ["diffusers", read_json(folder, f"{component}/config.json", name).get("_class_name")]
