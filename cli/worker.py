@@ -311,9 +311,9 @@ def _run(
             if is_shown:
                 raise
             return ending.code  # a notification fails no run
-        if is_shown:
-            echo(*found.lines())
         if report is not None:
             write_file(report, [json.dumps(found.as_json(), indent=2) + "\n"])
         notifications.send_summary(found)
+        if is_shown:
+            echo(*found.lines())  # last, since its terminal may have closed
     return exit_code(ending, found)

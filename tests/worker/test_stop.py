@@ -32,6 +32,18 @@ def test_a_group_stops_although_a_photo_never_comes(site, s3: str, s3_server: st
 
 
 @pytest.mark.long
+@pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="nohup runs the tests")
+def test_a_terminal_that_closes_stops_the_run_in_order(site, until, tmp_path: Path) -> None:
+    group = site.start(1, "--report", tmp_path / "night.json", model="simulated:step_ms=50")
+    job = site.submit(steps=900)
+    until(lambda: site.view(job).status == "started", lambda: group.text)
+    group.send_signal(signal.SIGHUP)
+    assert group.end() == 0, group.text
+    assert json.loads((tmp_path / "night.json").read_text())["ending"] == "It was stopped by a signal."
+    assert site.queued() == [job]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_draining_puts_jobs_back(site, until, number: signal.Signals) -> None:
     """Rank 0 has nothing more to do and waits for the reports of jobs that later ranks still have."""

@@ -179,7 +179,10 @@ class _Supervisor:
 
     def run(self) -> int:
         """Wait; return the first exit code that is not 0, or 0 after a signal."""
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as with nohup
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             while None in (codes := [group.poll() for group in self._groups]):
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
@@ -214,7 +217,7 @@ class _Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.ended_by = self.ended_by or "signal"
-        if number == signal.SIGTERM:
+        if number in (signal.SIGTERM, signal.SIGHUP):  # the second when its terminal closes
             self._stop()
         elif self._signal is None:
             self._signal = signal.SIGINT
