@@ -61,9 +61,11 @@ def run(connection: socket.socket) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    # Those of the server remember what its outputs could do.
-    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+    # Those of the server remember what its outputs could do. Python keeps its own until the end, by their second names:
+    # from 3.13 on it would say of another one that is dropped that its reader has gone.
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
