@@ -4,9 +4,8 @@ import re
 from typing import Any, Final
 
 MAX_BYTES: Final = 1 << 16
-MAX_DEPTH: Final = (
-    32  # of lists and tables in each other, and parts of a dotted key, for which tomllib takes their square
-)
+#: Of lists and tables in each other, and parts of a dotted key, for which tomllib takes their square.
+MAX_DEPTH: Final = 32
 _STRING = r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\''
 _STRINGS_AND_COMMENTS: Final = re.compile(rf"(?P<string>{_STRING})|#[^\n]*", re.DOTALL)
 _AROUND_KEYS: Final = re.compile(r"[^\w\-. \t]")

@@ -180,9 +180,8 @@ class Settings(BaseModel):
     output: str = ""
     #: File of the upscaler that jobs may ask for, or its name in ComfyUI's models/upscale_models; None: there is none.
     upscaler: str | None = Field(None, min_length=1)
-    keep_latents: bool = (
-        False  # whether workers keep the latents of finished videos, from which they are upscaled later
-    )
+    #: Whether workers keep the latents of finished videos, from which they are upscaled later.
+    keep_latents: bool = False
     mark: bool = True  # whether workers mark files as made by a model, where jobs do not say otherwise
     #: PEM files of a certificate with its chain and of its key, by which workers sign files (C2PA); None: they do not.
     c2pa_cert: Annotated[Path, AfterValidator(absolute)] | None = None

@@ -239,9 +239,8 @@ class Sizes(NamedTuple):
     """How large the weights of a component are, by the headers of its files."""
 
     number: float  # a weight that stays in float32 counts by its bytes
-    stored: (
-        float  # bytes that layers hold if they keep what the files store; what is smaller in the dtype is held in that
-    )
+    #: Bytes that layers hold if they keep what the files store; what is smaller in the dtype is held in that.
+    stored: float
     in_int8: float  # bytes if matrices in blocks are quantized, with a scale for each row
 
 
