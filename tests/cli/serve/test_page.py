@@ -222,7 +222,7 @@ def test_the_estimate_before_the_first_video_is_by_published_times(server: Serve
     who = {"family": "wan", "model": "wan2.2-4step", "facts": facts, "num_ranks": 1, "published_step_s": 30.5}
     save(connection, rank(0, intake=IntakeStatus(worker="w", round_size=2), **who))
     found = server.get("/page/estimate?family=wan&num_videos=300").json
-    assert found["eta_s"] == pytest.approx(300 * (40 + 0.8) * 30.5 * 1.05)
+    assert found["eta_s"] == pytest.approx(300 * (40 + 0.9) * 30.5 * 1.05)
     assert found["reason"].startswith("By published times")
 
 
