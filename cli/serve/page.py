@@ -64,6 +64,7 @@ _JobId = Annotated[str, StringConstraints(pattern=f"^{JOB_ID.pattern}$")]
 MAX_JOBS = 10_000
 #: What browsers say of a link that no other site has opened; they say nothing to a server without TLS elsewhere.
 _OWN_SITES = ("none", "same-origin")
+REMOVED = "The video was removed."
 MAX_LOGIN_BYTES = 8 << 10  # bytes of a login, which anybody on the network may send
 
 
@@ -370,11 +371,17 @@ async def verdicts(request: Request) -> Response:
     """Return the verdicts about videos that a page shows, by id, without those that are gone, and states of jobs."""
     backend, ids = request.app.state.backend, (await _read(request, _Videos)).ids
     marks = await backend.read(lambda connection: read_verdicts(connection, ids))
-    known = await backend.read(lambda connection: statuses(connection, ids))
-    older = await backend.in_thread(request.app.state.older.ids) if None in known else set()
-    found = zip(ids, marks, known, strict=True)
-    given = {job_id: mark or "" for job_id, mark, status in found if status or job_id in older}
-    return Json({"verdicts": given, "states": dict(zip(ids, known, strict=True))})
+    states, gone = await _states(request, ids)
+    given = {job_id: mark or "" for job_id, mark in zip(ids, marks, strict=True) if job_id not in gone}
+    return Json({"verdicts": given, "states": states})
+
+
+async def _states(request: Request, ids: Sequence[str]) -> tuple[dict[str, str | None], set[str]]:
+    """Return the states of jobs, by id, and those videos of which there is neither a job nor a file."""
+    backend = request.app.state.backend
+    found = dict(zip(ids, await backend.read(lambda connection: statuses(connection, ids)), strict=True))
+    gone = {job_id for job_id, status in found.items() if status is None}
+    return found, gone - await backend.in_thread(request.app.state.older.ids) if gone else gone
 
 
 async def act(request: Request) -> Response:
@@ -386,7 +393,10 @@ async def act(request: Request) -> Response:
     elif asked.action == "upscale":
         problems = await backend.upscale(asked.ids, request.state.owner)
     else:
+        _, gone = await _states(request, asked.ids) if asked.action in ("keep", "reject") else ({}, set())
+        asked = asked.model_copy(update={"ids": [job_id for job_id in asked.ids if job_id not in gone]})
         problems = await backend.write(lambda connection: _named(connection, _act(connection, asked, mine_of(request))))
+        problems |= dict.fromkeys(gone, REMOVED)
     await request.app.state.snapshots.forget()
     await request.app.state.page_states.forget()
     return Json({"problems": problems})
@@ -415,7 +425,7 @@ def _named(connection: redis.Redis, problems: dict[str, InputError]) -> dict[str
     names = {job.id: f'"{job.name}"' for job in view_many(connection, problems)}
     sentences = {job_id: without_folders(str(error)) for job_id, error in problems.items()}
     return {
-        job_id: "The video was removed."
+        job_id: REMOVED
         if text == str(no_such_job(job_id))
         else text.replace(f"Job {job_id!r}", names.get(job_id, "The video"))
         for job_id, text in sentences.items()

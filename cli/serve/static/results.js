@@ -2,7 +2,7 @@
 import * as address from "./address.js";
 import { newCard, showMark } from "./card.js";
 import { compare } from "./compare.js";
-import { act, byId, ranges, request, run, setText, sumOf, tryOn } from "./dom.js";
+import { byId, ranges, request, run, setText, sumOf, tryOn } from "./dom.js";
 import { count } from "./format.js";
 import { headingOf, keyOf } from "./groups.js";
 import * as reader from "./reader.js";
@@ -308,8 +308,8 @@ async function mark(some, verdict) {
   if (!marked.length) return "";
   const before = new Map(marked.map((result) => [result.id, result.mark]));
   const isBack = marked.every((result) => result.mark === verdict);
-  const sentence = await give(marked, isBack ? "" : verdict);
-  if (!isBack) {
+  const problems = await give(marked, isBack ? "" : verdict);
+  if (!isBack && marked.some((result) => !problems[result.id])) {
     toast(`${nameOf(marked)} ${WORDS[verdict]}.`, {
       undo: () => run(null, problem, async () => {
         for (const word of new Set(before.values())) await give(marked.filter((result) => before.get(result.id) === word), word);
@@ -319,12 +319,13 @@ async function mark(some, verdict) {
       }),
     });
   } else finish();
-  return sentence;
+  return sumOf(problems);
 }
 
+/** Give videos a verdict; returns sentences about those that are gone, by id. */
 async function give(some, verdict) {
-  const sentence = await act(verdict || "unmark", some.map((result) => result.id));
-  for (const result of some) {
+  const problems = await tryOn(verdict || "unmark", some.map((result) => result.id));
+  for (const result of some.filter((each) => !problems[each.id])) {
     result.mark = verdict;
     const card = cards.get(result.id);
     if (!card) continue;
@@ -332,7 +333,7 @@ async function give(some, verdict) {
     showMark(card);
   }
   showPicked();
-  return sentence;
+  return problems;
 }
 
 /** Mark a card by a key, unless it has this verdict, and go to the next one at once. */

@@ -268,6 +268,9 @@ def test_videos_outlive_the_records_of_their_jobs(server: Server, connection: re
     assert len(zipfile.ZipFile(io.BytesIO(zipped.body)).namelist()) == 2
     again = server.ask("POST", "/page/repeat", {"id": kept, "changes": {"steps": "9"}}).json
     assert view(connection, again["id"]).parameters["steps"] == 9
+    assert act(server, "delete", other) == {}
+    assert act(server, "keep", other, recent) == {other: "The video was removed."}
+    assert [each["name"] for each in pages(server, "keep")] == ["New", "Old 0"]
 
 
 def test_results_by_verdict(server: Server, connection: redis.Redis, storage: Storage) -> None:

@@ -50,6 +50,10 @@ def test_videos_that_another_page_has_deleted_disappear(
         page.click("#keep-results")  # the next action makes it final
         expect(other.locator(".card.is-keep")).to_have_count(2)
         expect(names).to_have_count(4)
+        other.get_by_role("button", name="Reject Video 2", exact=True).click()
+        expect(other.locator("#results-problem")).to_have_text("The video was removed.")
+        expect(other.locator("#toast")).not_to_be_visible()
+        other.evaluate("document.activeElement.blur()")
         other.mouse.move(5, 5)
         expect(names).to_have_text(["Video 3", "Video 1"])
 
