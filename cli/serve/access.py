@@ -170,3 +170,13 @@ def _is_same_origin(headers: Headers) -> bool:
         return True
     # The scheme is not compared: behind a proxy with TLS the server itself has http.
     return origin.partition("://")[2].lower() == headers.get("host", "").lower() != ""
+
+
+def mine_of(request: HTTPConnection) -> tuple[str, str]:
+    """Return the owners whose videos are the visitor's: videos without an owner are everybody's."""
+    return request.state.owner or request.app.state.backend.settings.owner, ""
+
+
+def wanted_owners(request: HTTPConnection) -> tuple[str, ...]:
+    """Return the owners that a list is asked for; () for all."""
+    return mine_of(request) if request.query_params.get("whose") == "mine" else ()

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
+from svdq.cli.serve.access import mine_of
 from svdq.cli.serve.api import create_from, describe, describe_made, find_video, models_of, read_fields, remix_from
 from svdq.cli.serve.api_errors import ApiError, RedisAwayError, no_token
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.bodies import Form, with_photos
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, SOUND, flatten
 from svdq.cli.serve.now import counts_of
-from svdq.cli.serve.page import mine_of
 from svdq.cli.serve.videos import Status, Video, files_of
 from svdq.pipeline.models.model_name import model_stem
 from svdq.producer import job_control
