@@ -224,6 +224,7 @@ def _read(name: str, text: str, called: str) -> dict[str, Any]:
         return {name: int(_NO_FRACTION.sub("", text)) if int in types else float(text) if float in types else text}
     except ValueError as error:
         kind = "whole number, such as 25" if int in types else "number, such as 0.5"
+        kind += ", or a speedup, such as 1.5x" * (name in FIELD_OF and FIELD_OF[name].json_schema_extra == SPEEDUP)
         raise InputError(f"{called} {shown!r} is not allowed: it must be a {kind}.", field=name) from error
 
 

@@ -58,7 +58,7 @@ def test_the_curve_of_a_model_file_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "given", "words"),
     [
-        ("much", {}, "--step-cache 'much' is not allowed: it must be a number"),
+        ("much", {}, "'much' is not allowed: it must be a number, such as 0.5, or a speedup, such as 1.5x."),
         ("-1", {}, "--step-cache -1.0 is not allowed: it must be greater than or equal to 0"),
         ("2", {}, "--step-cache 2.0 is not allowed: it must be less than or equal to 1"),
         ("4x", {}, "4x is more than there is: at least 18 of 40 steps are computed"),
