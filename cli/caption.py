@@ -56,12 +56,12 @@ def caption(
 ) -> int:
     """Write a prompt beside each photo, by a vision model.
 
-    Any server with the API of OpenAI is asked what could move in each PHOTO, such as Ollama, LM Studio or vLLM. It
-    receives the photo as a small JPEG. The answer becomes photo.txt beside photo.jpg, which `svdq submit` reads as the
-    prompt. PHOTO is a file, a folder or a pattern, as for `svdq submit`.
+    svdq asks a server with the API of OpenAI, such as Ollama, LM Studio or vLLM, what could move in each PHOTO. The
+    server receives the photo as a small JPEG. The answer becomes photo.txt beside photo.jpg, which `svdq submit`
+    reads as the prompt. PHOTO is a file, a folder or a pattern, as for `svdq submit`.
 
     A photo that has a .txt is left out, and nothing is ever overwritten. An interrupted command can be repeated: it
-    goes on with the photos that have none. A photo that gets no caption is named, and the exit code is then 1.
+    continues with the photos that have none. A photo that gets no caption is named, and the exit code is then 1.
 
     \b
     Examples:

@@ -164,9 +164,10 @@ def move(connection: redis.Redis, selection: Selection, front: bool, priority: s
 @json_option("job")
 @with_settings
 def mark(settings: Settings, verdict: str, job_ids: Sequence[str], as_json: bool) -> int:
-    """Mark videos to keep, which are never pruned or replaced, or to reject; `none` takes the mark back.
+    """Mark videos to keep or to reject; `none` removes the mark. Videos marked to keep are never pruned or replaced.
 
-    The page marks the same. IDs may be shortened to their first characters, also those that Redis has forgotten.
+    The web page shows and sets the same marks. IDs may be shortened to their first characters, even if Redis has
+    forgotten them.
 
     \b
     Examples:
@@ -190,9 +191,9 @@ def mark(settings: Settings, verdict: str, job_ids: Sequence[str], as_json: bool
 def pause(connection: redis.Redis, free: bool, here: bool, as_json: bool) -> None:
     """Stop taking jobs from the queues; jobs in flight are finished.
 
-    With --free they are not: they stop after their present step, or after 10 s, and return to the front of the queue
-    with their checkpoints. Ranks end, so that other programs have all of the GPUs within 15 s, also after a reboot,
-    until `svdq resume`.
+    With --free, jobs in flight are not finished: they stop after their present step, or after 10 s, and return to
+    the front of the queue with their checkpoints. Ranks end, so that other programs have all of the GPUs within 15
+    s. This lasts until `svdq resume`, also after a reboot.
 
     \b
     Examples:

@@ -97,7 +97,7 @@ def list_jobs(connection: redis.Redis, limit: int, selection: Selection, as_json
 def logs(connection: redis.Redis, job_id: str, follow: bool, as_json: bool) -> None:
     """Show what workers logged about a job, oldest first.
 
-    The log is kept as long as the job. Of a long log only the newest part is kept.
+    The log is kept as long as the job; if it is long, only its newest part.
 
     \b
     Examples:

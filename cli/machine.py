@@ -50,7 +50,7 @@ def start(as_json: bool) -> None:
 def stop(as_json: bool) -> None:
     """Stop the server of this home; it keeps queued jobs.
 
-    A worker, `svdq watch` or `svdq serve` that runs starts it again: stop that first.
+    A running worker, `svdq watch` or `svdq serve` starts the server again: stop it first.
 
     \b
     Examples:

@@ -18,8 +18,9 @@ from svdq.producer.settings import Settings
 def mcp(settings: Settings) -> None:
     """Serve agents by the Model Context Protocol, over stdin and stdout.
 
-    The host of an agent starts this command. Its tools are submit, status, wait, cancel, estimate, fetch and plan, and
-    may read photos and write videos wherever you may. `svdq serve` has those at /mcp that use no files of its machine.
+    The host of an agent starts this command. Its tools are submit, status, wait, cancel, estimate, fetch and plan,
+    and may read photos and write videos wherever you may. At /mcp, `svdq serve` has those of the tools that
+    use no files of its machine.
 
     \b
     Examples:

@@ -40,9 +40,9 @@ def model() -> None:
 def list_models(as_json: bool) -> None:
     """List the published models, and the cards they fit.
 
-    Presets are model files that come with svdq; the others are on the hub. What is to be fetched of each is said, too:
-    files in the hub's cache and, of presets, in ComfyUI's folders are not fetched. The card is the smallest usual one
-    that holds the model, or to which blocks are streamed (--offload blocks), for its usual video.
+    Presets are model files that come with svdq; the others are on the hub. The download of each leaves out files in
+    the hub's cache and, for presets, in ComfyUI's folders. The card is the smallest usual one that holds the model
+    for its usual video, or to which blocks are streamed (--offload blocks).
 
     Any other model of these families can be used, too, as a folder, a hub id or a model file.
 
@@ -216,8 +216,8 @@ def calibrate_command(
 ) -> None:
     """Measure which steps of a model can be skipped.
 
-    One video is denoised, every step of it, and each component is loaded once. The curve, by which --step-cache skips
-    steps, is written into a model file: at the end of MODEL, or into a new one whose base is MODEL.
+    The command computes every step of one video, and loads each component once. It writes the curve by which
+    --step-cache skips steps into a model file: at the end of MODEL, or into a new file whose base is MODEL.
 
     \b
     Examples:

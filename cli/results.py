@@ -140,8 +140,9 @@ def fetch(settings: Settings, selection: Selection, output: str, verbose: bool, 
     Existing files are not copied again, so the same command can run every morning. A file gets its name only when it
     is complete. IDs may be shortened to their first characters.
 
-    A template has the fields of `svdq submit --output`, without {n} and {variation}; {date} is the day of the render. A
-    name that another file has gets a number. Videos keep their folders of the storage unless there is a {folder}.
+    A template has the fields of `svdq submit --output`, without {n} and {variation}; {date} is the day of the
+    render. If another file has the name, the copy gets a number. Videos keep their folders of the storage unless
+    the template has {folder}.
 
     \b
     Examples:
@@ -237,8 +238,8 @@ def prune(settings: Settings, older_than: str, dry_run: bool, yes: bool, as_json
 def remove(settings: Settings, job_ids: Sequence[str], rejected: bool, yes: bool, as_json: bool) -> int:
     """Remove finished videos with their files, and the records of jobs that have ended.
 
-    The same submission renders again. Photos stay. If one of the jobs has not ended, or is to be kept, nothing is
-    removed. IDs may be shortened to their first characters, also those that Redis has forgotten.
+    Photos stay, and the same submission renders the video again. If one of the jobs has not ended, or is to be
+    kept, nothing is removed. IDs may be shortened to their first characters, even if Redis has forgotten them.
 
     \b
     Examples:

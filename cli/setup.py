@@ -51,9 +51,10 @@ EXAMPLE = Path(__file__).with_name("example") / "cup.jpg"
 def setup(model: str | None, storage: str | None, night: bool | None, yes: bool) -> int:
     """Choose a model, fetch it, write svdq.toml and render one video.
 
-    It asks which model (the best preset that fits the GPUs and the host memory, with what is to be fetched), where
-    videos go, and whether a timer renders at night. An option answers its question. What is right already stays as it
-    is, so the same command goes on after an interruption. At the end it says what it has changed, and how to undo that.
+    It asks which model to use (by default the best preset that fits the GPUs and the host memory), where videos go, and
+    whether a timer renders at night, and says what is to be fetched. An option answers its question. What is right
+    already stays as it is, so the same command continues after an interruption. At the end it says what it has changed,
+    and how to undo that.
 
     \b
     Examples:

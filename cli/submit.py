@@ -66,15 +66,16 @@ def submit(
     PHOTO is a file, a folder, a pattern in quotes such as 'holiday/*.jpg', or - for paths on standard input, separated
     by newlines or null bytes. Folders and patterns select files with the suffix of a photo.
 
-    All photos are checked first. If one is bad, nothing is submitted, unless --skip-bad leaves it out. The same photo
-    with the same parameters is the same job: submitting it again returns the existing job, so an interrupted command
-    can be repeated, and queues it again if it failed or was canceled. Another --name or --output makes it another job.
+    All photos are checked first. If one is bad, nothing is submitted, unless --skip-bad leaves it out. The same
+    photo with the same parameters is the same job. Submitting it again returns the existing job, or queues it again
+    if it failed or was canceled, so an interrupted command can be repeated. Another --name or --output makes it
+    another job.
 
-    For models that take prompts, photo.txt beside photo.jpg is its prompt, unless --prompt is given. For models that
-    take a last frame, photo.last.jpg is the one of photo.jpg where both are submitted.
+    For models that take prompts, photo.txt beside photo.jpg is its prompt, unless --prompt is given. For models
+    that take a last frame, photo.last.jpg is the last frame of photo.jpg if both are submitted.
 
-    With --more, the photo and the parameters are those of a finished video, and so are the folder and the name. The
-    seeds are new, and flags win. Each such command makes new videos.
+    --more makes further videos of the photo of a finished video, with its parameters, folder and name, and new
+    seeds. Flags take precedence. Each such command makes new videos.
 
     With --finish and --upscale, finished videos are upscaled in separate jobs, without denoising again: from their
     latents where workers keep them (SVDQ_KEEP_LATENTS), else from their mp4. The videos stay as they are.

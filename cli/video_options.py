@@ -98,7 +98,8 @@ def parameter_options(command: Command) -> Command:
     size = click.option(
         "--size",
         metavar="WxH|auto",
-        help="Size in pixels; auto: the shape of the photo with as many pixels; auto:576x320: with as many as that "
+        help="Size in pixels; auto: the shape of the photo, with at most as many pixels as by default; auto:576x320: "
+        "with at most as many as 576x320 "
         f"[default: {_by_family({family: _size(family) for family in JOBS})}].",
     )
     formats = next(map(rules_of, JOBS))["formats"]
@@ -114,12 +115,13 @@ def parameter_options(command: Command) -> Command:
         "loras",
         metavar="NAME[:STRENGTH]",
         multiple=True,
-        help="LoRA in the folder SVDQ_LORAS, and its strength; of two experts high=NAME,low=NAME:STRENGTH; repeatable.",
+        help="LoRA in the folder SVDQ_LORAS, and its strength; for two experts high=NAME,low=NAME:STRENGTH; "
+        "repeatable.",
     )
     step_cache = click.option(
         "--step-cache",
         metavar="THRESHOLD|1.5x",
-        help="Skip steps that change little: up to this estimated error, such as 0.06, or as many as make the steps so "
+        help="Skip steps that change little: up to this estimated error, such as 0.06, or enough to make the steps so "
         "many times as fast [0 to 1; default: 0, none].",
     )
     own = ("family", "width", "height", "formats", "fit", "loras", "step_cache")
@@ -163,7 +165,7 @@ _JOB_OPTIONS = (
         metavar="N",
         type=click.IntRange(min=1),
         default=1,
-        help="Videos per photo, with random seeds, or with --seed and the seeds after it.",
+        help="Videos per photo, with random seeds or, with --seed, with that seed and the following ones.",
     ),
     click.option(
         "--sweep",
@@ -175,7 +177,9 @@ _JOB_OPTIONS = (
     ),
     priority_option,
     click.option(
-        "--at", metavar="TIME", help="Queue then: 22:00, +2h, or a date and time such as 2027-01-31T22:00; local time."
+        "--at",
+        metavar="TIME",
+        help="Queue at this time: 22:00, +2h, or a date and time such as 2027-01-31T22:00; local time.",
     ),
     click.option(
         "--depends-on",

@@ -151,10 +151,10 @@ def worker(
 ) -> None:
     """Start a group of ranks that renders queued jobs.
 
-    Ctrl-C once stops taking jobs and finishes those in flight (in rounds, the present steps of one); twice stops now. A
-    burst exits with 1 if all its videos failed, if it found the queue paused, or if it leaves jobs that other workers
-    must make. Options in SVDQ_WORKER_OPTIONS, or in worker_options of svdq.toml, need not be typed; those that are
-    typed win.
+    The first Ctrl-C stops taking jobs and finishes the videos in flight (in rounds, the present steps of one
+    video); the second stops at once. A burst exits with 1 if all its videos failed, if it found the queue paused,
+    or if it leaves jobs that other workers must make. Options in SVDQ_WORKER_OPTIONS, or in worker_options of
+    svdq.toml, need not be typed; options that are typed take precedence.
 
     \b
     Examples:

@@ -140,12 +140,12 @@ class VideoParameters(BaseModel):
         strict=False,
         exclude_if=not_,
         title="LoRA",
-        description="LoRA of the workers' folder SVDQ_LORAS, with its strength; of two experts high=A,low=B:0.8",
+        description="LoRA of the workers' folder SVDQ_LORAS, with its strength; for two experts high=A,low=B:0.8",
     )
     upscale: str = Field(
         default="",
         exclude_if=not_,
-        description="Upscale the frames by a factor, such as 2, or to WIDTHxHEIGHT, by the workers' SVDQ_UPSCALER",
+        description="Upscale the frames by a factor, such as 2, or to WIDTHxHEIGHT, with the workers' SVDQ_UPSCALER",
     )
 
     @field_validator("upscale")

@@ -52,8 +52,8 @@ class Job(VideoParameters):
         le=MAX_FPS,
         exclude_if=lambda value: value is None,
         title="Smooth motion",
-        description="Frames a second of the files, by frames interpolated between the model's; for 81 frames at "
-        "832x480 some 10 s of a core",
+        description="Frames a second of the files, reached by interpolating frames; takes some 10 s of a core for "
+        "81 frames at 832x480",
     )
     boomerang: bool = Field(
         default=False, exclude_if=not_, title="Forward and back", description="Play the video forward and back"

@@ -248,7 +248,7 @@ def _read_loras(text: str, called: str) -> tuple[LoraChoice, ...]:
     except ValueError as error:
         raise InputError(
             f"{called} {shorten(text)!r} is not a LoRA: write it as NAME:STRENGTH with a strength from -10 to 10, such "
-            "as style:0.8, or of two experts high=NAME,low=NAME:STRENGTH.",
+            "as style:0.8, or for two experts high=NAME,low=NAME:STRENGTH.",
             field="loras",
         ) from error
 

@@ -76,7 +76,7 @@ class LtxParameters(PromptedParameters):
     prompt: Prompt = Field(default="", description="What happens in the video")
     negative_prompt: Prompt | None = Field(default=None, title="What to avoid", description="What to avoid")
     stages: int | None = Field(
-        default=None, ge=1, le=2, description="Stages of denoising: in two, the first is at half the size"
+        default=None, ge=1, le=2, description="Stages of denoising; of two, the first is at half the size"
     )
     #: Guidance is off if this and `audio_guidance_scale` are 1 or less.
     guidance_scale: _Scale = Field(default=None, title="Guidance", description="Guidance by the prompt")
