@@ -111,6 +111,11 @@ def test_tables_have_no_escaped_pipes_in_code() -> None:
     assert [page.name for page in PAGES if re.search(r"`[^`\n]*\\\|", page.read_text(encoding="utf-8"))] == []
 
 
+def test_blocks_of_code_are_not_indented() -> None:
+    """The site shows a block within a list as running text."""
+    assert [page.name for page in PAGES if re.search("^ +```", page.read_text(encoding="utf-8"), re.MULTILINE)] == []
+
+
 def test_the_tests_that_pages_name_exist() -> None:
     named = {
         name
