@@ -103,7 +103,7 @@ def test_loras_and_a_last_photo_are_those_of_diffusers(site, wide_wan: Path, tmp
 
 @pytest.mark.long
 def test_a_rank_that_is_killed_costs_no_bit(site, tiny_wan: Path, until) -> None:
-    video = {"steps": 80, "step_cache": 0.06}
+    video = {"steps": 80, "step_cache": 0.06, "width": 320, "height": 192}  # large enough to be seen in flight
     job_id, plain = submit(site, **video), submit(site, steps=40)
     group = site.start(3, "--experts", "bound", model=str(tiny_wan))
     until(lambda: 35 <= site.view(job_id).step < 80, lambda: group.text)  # the first expert has handed it over
