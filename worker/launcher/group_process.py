@@ -214,6 +214,7 @@ class GroupProcess:
         if restart_count == self._seen_restarts:
             return
         self._seen_restarts = restart_count
+        self._memory.want(0)  # what was free before its ranks died may be taken
         reason = run_folder.read_failure(self.run_dir, restart_count - 1)
         # A group that worked is given up only for what its ranks say: others may kill them while they start.
         has_failed = ready is None or (ready < restart_count - 1 and reason)
