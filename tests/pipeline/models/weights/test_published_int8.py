@@ -1,10 +1,11 @@
 """Stand-ins of published int8 ConvRot files, with the real names, shapes and dtypes, in files without their bytes."""
 
+import ctypes
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ NOTE = json.dumps({"format": "int8_tensorwise", "convrot": True, "convrot_groups
 LAYER = "blocks.0.self_attn.q"
 #: Tensors of a file: the dtype, the shape, and the contents of those that are not left empty.
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+
+@pytest.fixture(autouse=True)
+def mapped_allocations() -> Iterator[None]:
+    """Let glibc map large allocations, as by default: with a heap of more than all memory no process can fork."""
+    mmap_threshold, libc = -3, ctypes.CDLL(None)
+    libc.mallopt(mmap_threshold, 1 << 20)
+    yield
+    libc.mallopt(mmap_threshold, (1 << 31) - 1)  # for less than the Makefile's, which is no int
 
 
 def write_sparse(path: Path, tensors: Tensors) -> None:
